@@ -1,0 +1,77 @@
+"""Every error that lowtide raises on purpose.
+
+    LowtideError
+    ├── InvalidInputError (ValueError)
+    │   ├── BudgetError                a budget that cannot be read
+    │   ├── TargetError                a command-line target that is missing or of the wrong kind
+    │   ├── StepError                  a step that cannot be traced (no backward, nothing to replay)
+    │   └── PlanError                  a plan file that is damaged, of another version, or for another model
+    ├── InfeasibleBudgetError          no plan fits the budget
+    ├── AlreadyAppliedError            a plan or policy is already installed on this model
+    ├── MissingExtraError (ImportError) an optional library is not installed
+    └── ReplayError (RuntimeError)
+        ├── ReplayMismatchError        a replay did not do what the forward did
+        └── InputChangedError          a tensor that the replay needs was changed after the forward
+
+Errors of the user's own code pass through unchanged.
+"""
+
+from __future__ import annotations
+
+
+class LowtideError(Exception):
+    """Base of every error that lowtide raises on purpose."""
+
+
+class InvalidInputError(LowtideError, ValueError):
+    """Something that was passed in cannot be used; the message says what was required."""
+
+
+class BudgetError(InvalidInputError):
+    """A budget that cannot be read as bytes, a share or ``auto``."""
+
+
+class TargetError(InvalidInputError):
+    """A command-line target that is missing, has no such function, or is of the wrong kind."""
+
+
+class StepError(InvalidInputError):
+    """A step that cannot be used: it never calls backward, or has nothing to replay."""
+
+
+class PlanError(InvalidInputError):
+    """A plan that is damaged, of another version, or made for another model."""
+
+
+class InfeasibleBudgetError(LowtideError):
+    """No plan keeps the peak under the budget.
+
+    Attributes:
+        budget_bytes: what was asked for.
+        smallest_bytes: the smallest budget that some plan meets.
+    """
+
+    def __init__(self, message: str, *, budget_bytes: int, smallest_bytes: int) -> None:
+        super().__init__(message)
+        self.budget_bytes = budget_bytes
+        self.smallest_bytes = smallest_bytes
+
+
+class AlreadyAppliedError(LowtideError):
+    """A plan or policy is installed on this model already; remove it first."""
+
+
+class MissingExtraError(LowtideError, ImportError):
+    """An optional library is not installed; the message names the install command."""
+
+
+class ReplayError(LowtideError, RuntimeError):
+    """A region could not be replayed in backward."""
+
+
+class ReplayMismatchError(ReplayError):
+    """A replay did not save the tensors that the forward saved."""
+
+
+class InputChangedError(ReplayError):
+    """A tensor that a replay needs was modified in place after the forward."""
