@@ -40,7 +40,10 @@ def parse_bytes(text: str) -> int:
     scale = _SCALE.get(match[2].lower()) if match else None
     count = int(float(match[1]) * scale) if match and scale else 0
     if count <= 0:
-        raise BudgetError(f"cannot read {text!r} as a number of bytes: write a positive number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 1.5GiB")
+        raise BudgetError(
+            f"cannot read {text!r} as a number of bytes: "
+            "write a positive number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 1.5GiB"
+        )
     return count
 
 
