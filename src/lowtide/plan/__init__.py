@@ -1,0 +1,8 @@
+"""Plans: what to replay so that a step fits its budget. Torch-free, from a trace alone."""
+
+from __future__ import annotations
+
+from lowtide.plan._simulate import Moment, Simulation, Timeline, simulate
+from lowtide.plan._solution import Plan, PlannedRegion
+
+__all__ = ["Moment", "Plan", "PlannedRegion", "Simulation", "Timeline", "simulate"]

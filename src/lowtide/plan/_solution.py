@@ -1,0 +1,182 @@
+"""A plan as a value: which regions are replayed, for which model, and what that was predicted to cost.
+
+Plans travel between machines as JSON and are read by people, so a file is checked field by field before it is
+believed: a plan that is applied to the wrong model, or with a decision misread, would cost memory or time in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lowtide.errors import PlanError
+from lowtide.plan import _json
+from lowtide.records import Decision
+
+OPTIMAL = "optimal"
+FEASIBLE = "feasible"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRegion:
+    """One region of a plan and what becomes of its saved tensors.
+
+    Attributes:
+        paths: of the module, or of several consecutive sibling modules that are replayed as one.
+        decision: the decision covers every call of these modules.
+
+    Raises:
+        PlanError: no path, or one path twice.
+    """
+
+    paths: tuple[str, ...]
+    decision: Decision = Decision.RECOMPUTE
+
+    def __post_init__(self) -> None:
+        if not self.paths:
+            raise PlanError("a region of the plan names no module: give it one path or more")
+        if len(set(self.paths)) != len(self.paths):
+            raise PlanError(f"region {self.paths} of the plan names a module twice: name each once")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Decisions for a whole model.
+
+    Attributes:
+        regions: none inside another.
+        fingerprint: of the model's structure; the plan is for models that have the same.
+        budget_bytes: the peak that was allowed.
+        predicted_peak_bytes, predicted_step_s, predicted_replay_s: by ``simulate`` on the trace it was made from.
+        solver: name of what found it.
+        status: ``"optimal"`` when it was proved that no faster plan fits the budget, ``"feasible"`` otherwise.
+        gap: how much faster a plan could be at most, as a share of ``predicted_replay_s``; ``None`` if unknown.
+        device: where the trace was taken.
+        torch_version: of the trace; empty if unknown.
+
+    Raises:
+        PlanError: two regions overlap, or the status is unknown.
+    """
+
+    regions: tuple[PlannedRegion, ...]
+    fingerprint: str
+    budget_bytes: int
+    predicted_peak_bytes: int
+    predicted_step_s: float
+    predicted_replay_s: float
+    solver: str
+    status: str = FEASIBLE
+    gap: float | None = None
+    device: str = ""
+    torch_version: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in (OPTIMAL, FEASIBLE):
+            raise PlanError(f"the status of a plan is {OPTIMAL!r} or {FEASIBLE!r}, not {self.status!r}")
+        refuse_nested_paths(path for region in self.regions for path in region.paths)
+
+    def check_fingerprint(self, fingerprint: str) -> None:
+        """Refuse a model of another structure.
+
+        Raises:
+            PlanError: the fingerprint is not that of the plan.
+        """
+        if fingerprint != self.fingerprint:
+            raise PlanError(
+                f"the plan was made for another model: its fingerprint is {self.fingerprint!r}, that of this model {fingerprint!r}; "
+                "make a plan for this model"
+            )
+
+    def to_json(self) -> str:
+        """Write as JSON, readable and with a version."""
+        return json.dumps(_json.encode(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: not JSON, not a plan, of another version, or a field that is missing, unknown or of the wrong type.
+        """
+        return _json.decode(text)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to a file. It is replaced as a whole: a reader never sees half a plan.
+
+        Raises:
+            PlanError: the file cannot be written.
+        """
+        target = Path(path)
+        try:
+            _replace(target, self.to_json())
+        except OSError as error:
+            raise PlanError(f"cannot write the plan to {target}: {error.strerror or error}") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a file that ``save`` wrote.
+
+        Raises:
+            PlanError: it cannot be read, or is no plan of this version; the message names the file.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise PlanError(f"cannot read the plan {path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise PlanError(f"{path} is damaged or no plan: it is not text in UTF-8 (byte {error.start})") from error
+        try:
+            return cls.from_json(text)
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}") from error
+
+
+def _replace(target: Path, text: str) -> None:
+    handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(beside, 0o666 & ~_umask())
+        os.replace(beside, target)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    """The mask of this process; the system tells it only in exchange for another."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def refuse_nested_paths(paths: Iterable[str]) -> None:
+    """Check that no path is given twice or lies inside another.
+
+    Raises:
+        PlanError: the regions overlap.
+    """
+    given: set[str] = set()
+    for path in paths:
+        if path in given:
+            raise PlanError(f"regions of the plan overlap: {path!r} is in two of them")
+        given.add(path)
+    for path in sorted(given):
+        for outer in (a for a in ancestors(path) if a in given):
+            raise PlanError(f"regions of the plan overlap: {path!r} lies inside {outer!r}; keep one of them")
+
+
+def ancestors(path: str) -> list[str]:
+    """Paths of the modules around this one, the root first.
+
+    >>> ancestors("blocks.0.mlp")
+    ['', 'blocks', 'blocks.0']
+    """
+    if not path:
+        return []
+    parts = path.split(".")
+    return ["", *(".".join(parts[:i]) for i in range(1, len(parts)))]
