@@ -1,0 +1,113 @@
+"""The main figures of a fit, once for every display: terminal table, page header, README.
+
+The wording of a figure, its unit and its rounding are decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from lowtide.report._fitted import Fitted
+from lowtide.units import format_bytes, format_seconds
+
+DIFFERENT = "DIFFERENT"
+"""Stands where two things that had to be equal are not."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Losses of the same training steps, without and with the plan, from one initial state."""
+
+    plain: tuple[float, ...]
+    planned: tuple[float, ...]
+
+    @property
+    def equal(self) -> bool:
+        """They are the same to the last bit."""
+        return bool(self.plain) and _bits(self.plain) == _bits(self.planned)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was fitted, and what is known of it beyond the fit.
+
+    Attributes:
+        name: the target as the user wrote it.
+        tokens: tokens (or samples) a step trains on; ``None`` when not told.
+        losses: of a training run without and with the plan, where one was made.
+    """
+
+    name: str = "model"
+    tokens: int | None = None
+    losses: Losses | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row: a quantity without the plan, with it, and the second over the first."""
+
+    name: str
+    plain: str
+    planned: str
+    change: str = ""
+
+    @property
+    def alarming(self) -> bool:
+        """What had to be equal is not."""
+        return DIFFERENT in (self.planned, self.change)
+
+
+def figures(fit: Fitted, subject: Subject) -> tuple[Figure, ...]:
+    """The rows of the table that ends a fit."""
+    return tuple(row for row in (*_peaks(fit), *_times(fit, subject.tokens), _gradients(fit), _losses(subject.losses)) if row is not None)
+
+
+def headline(fit: Fitted) -> str:
+    """The outcome in one sentence."""
+    peak, budget = format_bytes(fit.planned.peak_bytes), format_bytes(fit.budget_bytes)
+    inside = "within" if fit.planned.peak_bytes <= fit.budget_bytes else "over"
+    share = fit.planned.peak_bytes / fit.plain.peak_bytes
+    return f"A peak of {peak}, {inside} the budget of {budget}: {share:.0%} of the memory at {fit.step_ratio:.2f} × the step time."
+
+
+
+
+def _bits(values: tuple[float, ...]) -> bytes:
+    return struct.pack(f"{len(values)}d", *values)
+
+
+def _peaks(fit: Fitted) -> tuple[Figure, ...]:
+    predicted, measured = (fit.before.peak_bytes, fit.after.peak_bytes), (fit.plain.peak_bytes, fit.planned.peak_bytes)
+    return (
+        Figure("budget", "", format_bytes(fit.budget_bytes), f"{fit.budget_bytes / fit.before.peak_bytes:.1%} of traced"),
+        Figure("peak traced, predicted", *map(format_bytes, predicted), f"{predicted[1] / predicted[0]:.1%}"),
+        Figure("peak measured", *map(format_bytes, measured), f"{measured[1] / measured[0]:.1%}"),
+        Figure("measured over traced", *(f"{m / p - 1:+.2%}" for m, p in zip(measured, predicted))),
+    )
+
+
+def _times(fit: Fitted, tokens: int | None) -> tuple[Figure | None, ...]:
+    plain, planned = fit.plain, fit.planned
+    speeds = [f"{tokens / side.step_s:,.0f}" for side in (plain, planned)] if tokens else None
+    return (
+        Figure("step time", _time(plain.step_s, plain.spread_s), _time(planned.step_s, planned.spread_s), f"{fit.step_ratio:.3f} ×"),
+        Figure("tokens per second", *speeds, f"{1 / fit.step_ratio:.3f} ×") if speeds else None,
+        Figure("replayed share", f"{plain.replay_s / plain.step_s:.1%}", f"{planned.replay_s / planned.step_s:.1%}"),
+    )
+
+
+def _time(median_s: float, spread_s: float) -> str:
+    return f"{format_seconds(median_s)} ± {format_seconds(spread_s / 2)}"
+
+
+def _gradients(fit: Fitted) -> Figure:
+    found = fit.verification
+    return Figure("gradients", f"{found.compared} tensors", "equal" if found.equal else DIFFERENT, "bit for bit")
+
+
+def _losses(losses: Losses | None) -> Figure | None:
+    if losses is None:
+        return None
+    sides = [f"{side[0]:.4f} → {side[-1]:.4f}" for side in (losses.plain, losses.planned)]
+    return Figure(f"losses of {len(losses.plain)} steps", *sides, "equal bit for bit" if losses.equal else DIFFERENT)

@@ -1,0 +1,96 @@
+"""The frame of every HTML report: one file, no network, light, readable from a phone to a wide screen.
+
+A report is a title, a lead sentence and sections; each section is made by whoever knows its subject.
+The content security policy forbids every request, so a report cannot come to depend on one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from lowtide.report._palette import BUDGET, GRID, INK, MUTED
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a report.
+
+    Attributes:
+        heading: plain text.
+        body: HTML, escaped by its maker.
+        note: a plain sentence under the heading.
+    """
+
+    heading: str
+    body: str
+    note: str = ""
+
+
+def page(title: str, lead: str, sections: tuple[Section, ...], *, scripts: tuple[str, ...] = ()) -> str:
+    """Put a report together.
+
+    Args:
+        title, lead: plain text.
+        sections: from top to bottom.
+        scripts: JavaScript sources for the head, such as plotly.js.
+
+    Returns:
+        A complete HTML document.
+    """
+    head = "".join(f"<script>{script}</script>" for script in scripts)
+    body = "".join(_section(section) for section in sections)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
+        f"<style>{_STYLE}</style>\n{head}\n</head>\n<body>\n<main>\n<header><h1>{escape(title)}</h1><p>{escape(lead)}</p></header>\n"
+        f"{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _section(section: Section) -> str:
+    note = f'<p class="note">{escape(section.note)}</p>' if section.note else ""
+    return f"<section><h2>{escape(section.heading)}</h2>{note}{section.body}</section>\n"
+
+
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+_STYLE = f"""
+:root {{ color-scheme: light; }}
+* {{ box-sizing: border-box; }}
+body {{ margin: 0; background: #f6f7f9; color: {INK}; font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }}
+main {{ max-width: 1280px; margin: 0 auto; padding: 28px clamp(12px, 3vw, 40px) 48px; }}
+h1 {{ font-size: clamp(22px, 3vw, 30px); line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em; overflow-wrap: anywhere; }}
+h2 {{ font-size: 18px; margin: 0 0 4px; }}
+header p {{ margin: 0 0 22px; color: {MUTED}; font-size: 16px; max-width: 110ch; }}
+section {{ background: #fff; border: 1px solid {GRID}; border-radius: 12px; padding: clamp(14px, 2vw, 24px); margin: 0 0 20px; }}
+.note {{ margin: 0 0 12px; color: {MUTED}; max-width: 110ch; }}
+.plot {{ height: clamp(520px, 74vh, 820px); }}
+.legend {{ display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 8px; padding: 0; list-style: none; font-size: 13px; }}
+.legend i {{ display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 7px; vertical-align: -1px; }}
+.cards {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 0 0 20px; }}
+.card {{ border: 1px solid {GRID}; border-radius: 10px; padding: 12px 14px; background: #fbfcfd; }}
+.card b {{ display: block; font-size: 22px; font-weight: 650; line-height: 1.25; font-variant-numeric: tabular-nums; }}
+.card span {{ color: {MUTED}; font-size: 13px; }}
+.scroll {{ overflow: auto; max-height: 70vh; margin: 0 -4px; }}
+table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
+th, td {{ text-align: left; padding: 7px 10px; border-bottom: 1px solid {GRID}; vertical-align: top; }}
+th {{ position: sticky; top: 0; background: #fff; font-weight: 600; color: {MUTED}; font-size: 13px; }}
+td.n, th.n {{ text-align: right; white-space: nowrap; }}
+tr:last-child td {{ border-bottom: 0; }}
+td code {{ font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }}
+.tag {{ display: inline-block; border-radius: 999px; padding: 1px 10px; font-size: 13px; background: #eef0f4; color: #4b5563; }}
+.recompute {{ background: #e9e6fb; color: #4a3bb0; }}
+.offload {{ background: #fdeedc; color: #95580c; }}
+.compress {{ background: #e2f3ec; color: #17694a; }}
+.bad, .card.bad b {{ color: {BUDGET}; }}
+.bar {{ display: block; height: 4px; border-radius: 2px; background: #4fa3a5; margin-top: 4px; margin-left: auto; }}
+@media (max-width: 640px) {{
+  body {{ font-size: 14px; }}
+  th, td {{ padding: 6px; }}
+  td:first-child {{ min-width: 120px; }}
+  .cards {{ grid-template-columns: repeat(auto-fit, minmax(120px, 1fr)); gap: 8px; }}
+  .card {{ padding: 9px 10px; }}
+  .card b {{ font-size: 18px; }}
+  .plot {{ height: 560px; }}
+}}
+"""

@@ -1,0 +1,95 @@
+"""The figures and decisions as tables for a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from lowtide.records import Decision
+from lowtide.report._figures import Subject, figures
+from lowtide.report._fitted import Fitted
+from lowtide.report._regions import RegionRow, region_name
+from lowtide.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from lowtide.plan import Plan
+
+_COLOURS = {Decision.KEEP: "green", Decision.RECOMPUTE: "cyan", Decision.OFFLOAD: "magenta", Decision.COMPRESS: "yellow"}
+
+
+def fit_table(fit: Fitted, subject: Subject) -> Table:
+    """The table that ends a fit: every main figure without and with the plan."""
+    table = _table(f"{subject.name} in {format_bytes(fit.budget_bytes)}")
+    table.add_column("")
+    table.add_column("without plan", justify="right")
+    table.add_column("with plan", justify="right")
+    table.add_column("", justify="right")
+    for row in figures(fit, subject):
+        table.add_row(row.name, row.plain, row.planned, row.change, style="bold red" if row.alarming else None)
+    return table
+
+
+def region_table(rows: Iterable[RegionRow]) -> Table:
+    """What was decided for each region; equal neighbours such as ``blocks.0`` to ``blocks.3`` share a line.
+
+    ``saved`` are the bytes that autograd saved there, ``freed`` what its replay lets go of, ``replay`` its predicted time.
+    """
+    table = _table("decisions")
+    for heading in ("region", "module", "decision"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("saved", "freed", "replay"):
+        table.add_column(heading, justify="right")
+    for row in grouped(rows):
+        freed = (format_bytes(row.freed_bytes), format_seconds(row.replay_s)) if row.decision is not Decision.KEEP else ("", "")
+        table.add_row(Text(row.name), row.type, _decision(row.decision), format_bytes(row.saved_bytes), *freed)
+    return table
+
+
+def plan_table(plan: Plan, title: str) -> Table:
+    """A plan as it stands in its file, without the trace that it came from."""
+    table = _table(title)
+    table.add_column("#", justify="right")
+    table.add_column("region", overflow="fold")
+    table.add_column("modules", justify="right")
+    table.add_column("decision")
+    for number, region in enumerate(plan.regions, start=1):
+        table.add_row(str(number), Text(region_name(region.paths)), str(len(region.paths)), _decision(region.decision))
+    return table
+
+
+def grouped(rows: Iterable[RegionRow]) -> Iterator[RegionRow]:
+    """Neighbours that differ only in a number of their path become one row, with their bytes and seconds summed."""
+    for _, run in groupby(rows, key=_likeness):
+        members = list(run)
+        yield members[0] if len(members) == 1 else _merged(members)
+
+
+def _likeness(row: RegionRow) -> tuple[object, ...]:
+    return len(row.paths), tuple(re.sub(r"\d+", "#", path) for path in row.paths[:1]), row.name.endswith("own ops"), row.type, row.decision
+
+
+def _merged(members: list[RegionRow]) -> RegionRow:
+    first, last = members[0], members[-1]
+    return RegionRow(
+        paths=tuple(path for member in members for path in member.paths),
+        name=f"{first.name} … {last.name}" if len(first.paths) == 1 else f"{len(members)} segments, {first.name} to {last.name}",
+        type=f"{len(members)} × {first.type}" if len(first.paths) == 1 else f"{len(members)} × ({first.type})",
+        decision=first.decision,
+        saved_bytes=sum(member.saved_bytes for member in members),
+        freed_bytes=sum(member.freed_bytes for member in members),
+        replay_s=sum(member.replay_s for member in members),
+    )
+
+
+def _table(title: str) -> Table:
+    return Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
+
+
+def _decision(decision: Decision) -> Text:
+    return Text(decision.value, style=_COLOURS[decision])
