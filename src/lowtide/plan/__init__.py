@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from lowtide.plan._simulate import Moment, Simulation, Timeline, simulate
 from lowtide.plan._solution import Plan, PlannedRegion
+from lowtide.plan._solve import smallest_budget, solve
 
-__all__ = ["Moment", "Plan", "PlannedRegion", "Simulation", "Timeline", "simulate"]
+__all__ = ["Moment", "Plan", "PlannedRegion", "Simulation", "Timeline", "simulate", "smallest_budget", "solve"]

@@ -1,0 +1,86 @@
+"""The memory model as a mixed-integer program, on HiGHS (through ``scipy.optimize.milp``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from lowtide.plan._index import Floats
+from lowtide.plan._problem import MemoryModel
+
+_SCALE = 1e2
+"""The budget in the units of the program: far above the solver's tolerance of 1e-6, which is then less than a byte in 10 GB."""
+
+_OPTIMAL, _LIMIT, _INFEASIBLE = 0, 1, 2
+"""Statuses of ``scipy.optimize.milp``."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a program was solved to.
+
+    Attributes:
+        chosen: candidates, by number; ``None`` when none was found.
+        objective: of what was found; seconds, or bytes of the smallest peak.
+        bound: nothing better than this exists.
+        proved_none: there is no solution at all.
+    """
+
+    chosen: tuple[int, ...] | None
+    objective: float
+    bound: float
+    proved_none: bool = False
+
+
+def fastest(model: MemoryModel, budget_bytes: float, *, time_limit_s: float, rel_gap: float) -> Choice:
+    """The candidates of least replay time with no moment over budget."""
+    scale = _SCALE / max(budget_bytes, 1.0)
+    rows = LinearConstraint(model.rows * scale, -np.inf, (budget_bytes + 0.5 - model.constant) * scale)
+    cost = np.concatenate([model.seconds, np.zeros(model.extra)])
+    unit = float(cost.max(initial=0.0)) or 1.0
+    return _solve(model, cost / unit, [rows], unit=unit, free=0, time_limit_s=time_limit_s, rel_gap=rel_gap)
+
+
+def lowest(model: MemoryModel, *, time_limit_s: float) -> Choice:
+    """The candidates of the smallest peak. A last variable is at least the bytes of each moment."""
+    unit = float((model.constant + np.maximum(model.rows.toarray(), 0).sum(axis=1)).max(initial=1.0)) / _SCALE
+    ceiling = sparse.csr_array(np.full((len(model.constant), 1), -1.0))
+    rows = LinearConstraint(sparse.hstack([model.rows / unit, ceiling]), -np.inf, -model.constant / unit)
+    cost = np.concatenate([np.zeros(model.rows.shape[1]), [1.0]])
+    return _solve(model, cost, [rows], unit=unit, free=1, time_limit_s=time_limit_s, rel_gap=0.0)
+
+
+def _solve(
+    model: MemoryModel, cost: Floats, rows: list[LinearConstraint], *, unit: float, free: int, time_limit_s: float, rel_gap: float
+) -> Choice:
+    count = len(model.candidates)
+    result: Any = milp(
+        cost,
+        constraints=[*rows, *_structure(model, free)],
+        integrality=np.concatenate([np.ones(count), np.zeros(model.extra + free)]),
+        bounds=Bounds(0.0, np.concatenate([np.ones(count + model.extra), np.full(free, np.inf)])),
+        options={"time_limit": time_limit_s, "mip_rel_gap": rel_gap},
+    )
+    if result.x is None:
+        return Choice(None, np.inf, np.inf if result.status == _INFEASIBLE else 0.0, result.status == _INFEASIBLE)
+    chosen = tuple(int(i) for i in np.flatnonzero(result.x[:count] > 0.5))
+    return Choice(chosen, float(result.fun) * unit, float(result.mip_dual_bound) * unit)
+
+
+def _structure(model: MemoryModel, free: int) -> list[LinearConstraint]:
+    """Candidates that exclude each other, and what extra variables are at least."""
+    width = model.rows.shape[1] + free
+    found = []
+    if model.cliques:
+        at = [i for i, group in enumerate(model.cliques) for _ in group]
+        to = [c for group in model.cliques for c in group]
+        packing = sparse.csr_array(sparse.coo_array((np.ones(len(at)), (at, to)), shape=(len(model.cliques), width)))
+        found.append(LinearConstraint(packing, -np.inf, 1.0))
+    if model.extra:
+        ties = sparse.csr_array(sparse.hstack([model.at_least, sparse.csr_array((len(model.floor), free))]))
+        found.append(LinearConstraint(ties, model.floor, np.inf))
+    return found
