@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lowtide.plan import Plan, PlannedRegion, Simulation, simulate
-from lowtide.records import Call, Category, Op, Phase, SavedTensor, Storage, StepTrace
+from lowtide.records import Call, Category, Op, Phase, SavedTensor, StepTrace, Storage
 
 MIB = 2**20
 
@@ -46,7 +46,6 @@ class Fit:
 def chain(blocks: int) -> StepTrace:
     """Each block runs a linear (8 MiB, saved by the GELU) and a GELU (8 MiB, the next block's input, saved by its linear)."""
     ops: list[Op] = []
-    storages = [Storage(MIB, Category.PARAMETER, 0, 6 * blocks, True) for _ in range(blocks)]
     saved: list[SavedTensor] = []
     calls = [Call("", "Net", None, 0, 2 * blocks, (blocks,), (3 * blocks,))]
     total = 5 * blocks + 2
@@ -85,10 +84,10 @@ def make_fit() -> Callable[..., Any]:
         before = simulate(trace, None)
         after = simulate(trace, [PlannedRegion(paths) for paths in chosen])
         budget = after.peak_bytes + MIB
-        plan = Plan(
-            tuple(map(PlannedRegion, chosen)), "chain", budget, after.peak_bytes, after.step_s, after.replay_s, "exact", "optimal", 0.0, "cpu", "2.13.0"
-        )
-        plain, planned = Measured(before.peak_bytes, before.step_s), Measured(after.peak_bytes + 1000, after.step_s, replay_s=after.replay_s)
+        predicted = {"predicted_peak_bytes": after.peak_bytes, "predicted_step_s": after.step_s, "predicted_replay_s": after.replay_s}
+        plan = Plan(tuple(map(PlannedRegion, chosen)), "chain", budget, **predicted, solver="exact", status="optimal", device="cpu")
+        plain = Measured(before.peak_bytes, before.step_s)
+        planned = Measured(after.peak_bytes + 1000, after.step_s, replay_s=after.replay_s)
         fields = {"budget_bytes": budget, "plain": plain, "planned": planned, "step_ratio": 1.07, **changes}
         return Fit(trace=trace, plan=plan, before=before, after=after, **fields)
 

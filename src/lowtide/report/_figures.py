@@ -71,28 +71,28 @@ def headline(fit: Fitted) -> str:
     return f"A peak of {peak}, {inside} the budget of {budget}: {share:.0%} of the memory at {fit.step_ratio:.2f} × the step time."
 
 
-
-
 def _bits(values: tuple[float, ...]) -> bytes:
     return struct.pack(f"{len(values)}d", *values)
 
 
 def _peaks(fit: Fitted) -> tuple[Figure, ...]:
-    predicted, measured = (fit.before.peak_bytes, fit.after.peak_bytes), (fit.plain.peak_bytes, fit.planned.peak_bytes)
+    traced, predicted = fit.before.peak_bytes, fit.after.peak_bytes
+    plain, planned = fit.plain.peak_bytes, fit.planned.peak_bytes
     return (
-        Figure("budget", "", format_bytes(fit.budget_bytes), f"{fit.budget_bytes / fit.before.peak_bytes:.1%} of traced"),
-        Figure("peak traced, predicted", *map(format_bytes, predicted), f"{predicted[1] / predicted[0]:.1%}"),
-        Figure("peak measured", *map(format_bytes, measured), f"{measured[1] / measured[0]:.1%}"),
-        Figure("measured over traced", *(f"{m / p - 1:+.2%}" for m, p in zip(measured, predicted))),
+        Figure("budget", "", format_bytes(fit.budget_bytes), f"{fit.budget_bytes / traced:.1%} of traced"),
+        Figure("peak traced", format_bytes(traced), ""),
+        Figure("peak predicted", "", format_bytes(predicted), f"{predicted / traced:.1%}"),
+        Figure("peak measured", format_bytes(plain), format_bytes(planned), f"{planned / plain:.1%}"),
+        Figure("measured differs by", f"{plain / traced - 1:+.2%}", f"{planned / predicted - 1:+.2%}"),
     )
 
 
 def _times(fit: Fitted, tokens: int | None) -> tuple[Figure | None, ...]:
     plain, planned = fit.plain, fit.planned
-    speeds = [f"{tokens / side.step_s:,.0f}" for side in (plain, planned)] if tokens else None
+    speed, planned_speed = (f"{tokens / side.step_s:,.0f}" if tokens else "" for side in (plain, planned))
     return (
         Figure("step time", _time(plain.step_s, plain.spread_s), _time(planned.step_s, planned.spread_s), f"{fit.step_ratio:.3f} ×"),
-        Figure("tokens per second", *speeds, f"{1 / fit.step_ratio:.3f} ×") if speeds else None,
+        Figure("tokens per second", speed, planned_speed, f"{1 / fit.step_ratio:.3f} ×") if tokens else None,
         Figure("replayed share", f"{plain.replay_s / plain.step_s:.1%}", f"{planned.replay_s / planned.step_s:.1%}"),
     )
 
@@ -109,5 +109,5 @@ def _gradients(fit: Fitted) -> Figure:
 def _losses(losses: Losses | None) -> Figure | None:
     if losses is None:
         return None
-    sides = [f"{side[0]:.4f} → {side[-1]:.4f}" for side in (losses.plain, losses.planned)]
-    return Figure(f"losses of {len(losses.plain)} steps", *sides, "equal bit for bit" if losses.equal else DIFFERENT)
+    plain, planned = (f"{side[0]:.4f} → {side[-1]:.4f}" for side in (losses.plain, losses.planned))
+    return Figure(f"losses of {len(losses.plain)} steps", plain, planned, "equal bit for bit" if losses.equal else DIFFERENT)

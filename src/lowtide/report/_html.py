@@ -7,8 +7,8 @@ from html import escape
 from lowtide.records import Decision
 from lowtide.report._figures import DIFFERENT, Figure, Subject, figures, headline
 from lowtide.report._fitted import Fitted
-from lowtide.report._palette import CATEGORY_COLOURS, REPLAY_SHADE
 from lowtide.report._page import Section, page
+from lowtide.report._palette import CATEGORY_COLOURS, REPLAY_SHADE
 from lowtide.report._regions import RegionRow, decided
 from lowtide.report._timeline import STACK_ORDER
 from lowtide.units import format_bytes, format_seconds
@@ -31,8 +31,15 @@ def fit_page(fit: Fitted, subject: Subject) -> str:
 def _figures_section(fit: Fitted, subject: Subject) -> Section:
     rows = "".join(_figure_row(row) for row in figures(fit, subject))
     head = "<tr><th></th><th class=n>without the plan</th><th class=n>with the plan</th><th class=n></th></tr>"
-    note = f"Bytes on {fit.trace.device}; times are medians of {fit.planned.steps} measured steps; peaks marked traced and predicted come from the trace alone."
-    return Section("Figures", f'{_cards(fit)}<div class="scroll"><table id="figures"><thead>{head}</thead><tbody>{rows}</tbody></table></div>', note)
+    note = (
+        f"Bytes on {fit.trace.device}; times are medians of {fit.planned.steps} measured steps; "
+        "the peaks traced and predicted come from the trace alone."
+    )
+    return Section("Figures", _cards(fit) + _table("figures", head, rows), note)
+
+
+def _table(name: str, head: str, rows: str) -> str:
+    return f'<div class="scroll"><table id="{name}"><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
 
 
 def _cards(fit: Fitted) -> str:
@@ -63,8 +70,11 @@ def _timeline_section(fit: Fitted) -> Section:
 
     from lowtide.report._plot import timeline_figure
 
-    plot = to_html(timeline_figure(fit), full_html=False, include_plotlyjs=False, config=_PLOT_OPTIONS, div_id="timeline", default_height="100%")
-    note = "Bytes alive at each moment of one step, stacked by what they are for; the line is their sum. Point at a moment to see the op that ran then and where it was called; drag to zoom, double-click to go back."
+    plot = to_html(timeline_figure(fit), full_html=False, include_plotlyjs=False, config=_PLOT_OPTIONS, div_id="timeline")
+    note = (
+        "Bytes alive at each moment of one step, stacked by what they are for; the line is their sum. "
+        "Point at a moment to see the op that ran then and where it was called; drag to zoom, double-click to go back."
+    )
     return Section("Timeline", f'{_legend()}<div class="plot">{plot}</div>', note)
 
 
@@ -76,13 +86,14 @@ def _legend() -> str:
 
 
 def _regions_section(rows: tuple[RegionRow, ...]) -> Section:
-    head = "<tr><th>region</th><th>module</th><th>decision</th><th class=n>saved by autograd</th><th class=n>freed by its replay</th><th class=n>replay</th></tr>"
+    words, numbers = ("region", "module", "decision"), ("saved by autograd", "freed by its replay", "replay")
+    head = "<tr>" + "".join(f"<th>{name}</th>" for name in words) + "".join(f"<th class=n>{name}</th>" for name in numbers) + "</tr>"
     most = max((row.saved_bytes for row in rows), default=0)
     body = "".join(_region_row(row, most) for row in rows)
     replayed = [row for row in rows if row.decision is not Decision.KEEP]
-    freed, replay_s = sum(row.freed_bytes for row in replayed), sum(row.replay_s for row in replayed)
-    note = f"{len(replayed)} of {len(rows)} rows are replayed: {format_bytes(freed)} freed after forward, for {format_seconds(replay_s)} of replay in backward."
-    return Section("Decisions", f'<div class="scroll"><table id="regions"><thead>{head}</thead><tbody>{body}</tbody></table></div>', note)
+    freed, replay_s = format_bytes(sum(row.freed_bytes for row in replayed)), format_seconds(sum(row.replay_s for row in replayed))
+    note = f"{len(replayed)} of {len(rows)} rows are replayed: {freed} freed after forward, for {replay_s} of replay in backward."
+    return Section("Decisions", _table("regions", head, body), note)
 
 
 def _region_row(row: RegionRow, most_bytes: int) -> str:

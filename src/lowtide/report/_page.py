@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from lowtide.report._palette import BUDGET, GRID, INK, MUTED
+from lowtide.report._palette import BUDGET, FONT, GRID, INK, MUTED
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ def page(title: str, lead: str, sections: tuple[Section, ...], *, scripts: tuple
     head = "".join(f"<script>{script}</script>" for script in scripts)
     body = "".join(_section(section) for section in sections)
     return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
         f"<style>{_STYLE}</style>\n{head}\n</head>\n<body>\n<main>\n<header><h1>{escape(title)}</h1><p>{escape(lead)}</p></header>\n"
         f"{body}\n</main>\n</body>\n</html>\n"
@@ -57,7 +58,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 _STYLE = f"""
 :root {{ color-scheme: light; }}
 * {{ box-sizing: border-box; }}
-body {{ margin: 0; background: #f6f7f9; color: {INK}; font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }}
+body {{ margin: 0; background: #f6f7f9; color: {INK}; font: 15px/1.5 {FONT}; }}
 main {{ max-width: 1280px; margin: 0 auto; padding: 28px clamp(12px, 3vw, 40px) 48px; }}
 h1 {{ font-size: clamp(22px, 3vw, 30px); line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em; overflow-wrap: anywhere; }}
 h2 {{ font-size: 18px; margin: 0 0 4px; }}

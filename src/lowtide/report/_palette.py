@@ -1,4 +1,4 @@
-"""Colours of the displays, one a category, told apart by people who see colours differently."""
+"""Colours and type of the displays: one a category, told apart by people who see colours differently."""
 
 from __future__ import annotations
 
@@ -17,4 +17,5 @@ INK = "#1f2937"
 MUTED = "#6b7280"
 GRID = "#e7e9ee"
 REPLAY = "#6d5bd0"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 REPLAY_SHADE = "rgba(109,91,208,0.18)"

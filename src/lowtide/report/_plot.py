@@ -7,16 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.records import StepTrace
 from lowtide.report._fitted import Fitted
-from lowtide.report._palette import BUDGET, CATEGORY_COLOURS, GRID, INK, MUTED, REPLAY, REPLAY_SHADE
+from lowtide.report._palette import BUDGET, CATEGORY_COLOURS, FONT, GRID, INK, MUTED, REPLAY, REPLAY_SHADE
 from lowtide.report._timeline import STACK_ORDER, Timeline, labels, thinned, timeline
 from lowtide.units import format_bytes
 
 _COLUMNS = 1200
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
-_BUDGET_LABEL = {"annotation_position": "top right", "annotation_font": {"color": BUDGET, "size": 12}}
+_BUDGET_LINE = {
+    "line": {"color": BUDGET, "width": 1.5, "dash": "dash"},
+    "annotation_position": "top right",
+    "annotation_font": {"color": BUDGET, "size": 12},
+}
+_BYTES_AXIS = {
+    "gridcolor": GRID,
+    "zeroline": False,
+    "automargin": True,
+    "fixedrange": True,
+    "ticks": "outside",
+    "ticklen": 6,
+    "tickcolor": "white",
+}
+_TIME_AXIS = {"showgrid": False, "ticks": "outside", "ticklen": 5, "tickcolor": MUTED, "showticklabels": True}
 
 
 def timeline_figure(fit: Fitted) -> Any:
@@ -27,17 +39,20 @@ def timeline_figure(fit: Fitted) -> Any:
     """
     from plotly.subplots import make_subplots
 
-    titles = [f"{name} · peak {format_bytes(side.peak_bytes)}" for name, side in (("Without the plan", fit.before), ("With the plan", fit.after))]
+    sides = (fit.before, fit.after)
+    titles = [
+        f"{name} · peak {format_bytes(side.peak_bytes)}" for name, side in zip(("Without the plan", "With the plan"), sides, strict=True)
+    ]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.12, subplot_titles=titles)
     figure.update_annotations(x=0, xanchor="left", font={"size": 14})
-    lines = [thinned(timeline(simulation), _COLUMNS) for simulation in (fit.before, fit.after)]
+    lines = [thinned(timeline(simulation), _COLUMNS) for simulation in sides]
     highest = 1.06 * max(fit.budget_bytes, *(float(line.total_bytes.max()) for line in lines))
     unit, scale = next((name, size) for name, size in _UNITS if highest >= size)
     budget = f"budget {format_bytes(fit.budget_bytes)}"
-    for row, (line, simulation) in enumerate(zip(lines, (fit.before, fit.after)), start=1):
+    for row, (line, simulation) in enumerate(zip(lines, sides, strict=True), start=1):
         texts = _hover_texts(labels(line, simulation, fit.trace))
         figure.add_traces([*_areas(line, scale), _replay_bands(line, highest / scale), _total(line, scale, texts)], rows=row, cols=1)
-        figure.add_hline(fit.budget_bytes / scale, row=row, col=1, line={"color": BUDGET, "width": 1.5, "dash": "dash"}, **_BUDGET_LABEL | {"annotation_text": budget})
+        figure.add_hline(fit.budget_bytes / scale, row=row, col=1, annotation_text=budget, **_BUDGET_LINE)
     _style(figure, unit, highest / scale, max(line.end_s for line in lines))
     return figure
 
@@ -109,12 +124,12 @@ def _hover_texts(lines: list[str]) -> list[str]:
 def _style(figure: Any, unit: str, top: float, end_s: float) -> None:
     figure.update_layout(
         template="plotly_white",
-        font={"family": _FONT, "size": 13, "color": INK},
+        font={"family": FONT, "size": 13, "color": INK},
         margin={"l": 8, "r": 8, "t": 36, "b": 8},
         showlegend=False,
         hovermode="x unified",
         hoverlabel={"bgcolor": "rgba(255,255,255,0.95)", "bordercolor": GRID, "font": {"size": 12}},
         autosize=True,
     )
-    figure.update_yaxes(range=[0, top], ticksuffix=f" {unit}", hoverformat=".2f", gridcolor=GRID, zeroline=False, automargin=True, fixedrange=True, ticks="outside", ticklen=6, tickcolor="white")
-    figure.update_xaxes(range=[0, end_s * 1e3], ticksuffix=" ms", hoverformat=".3f", showgrid=False, ticks="outside", ticklen=5, tickcolor=MUTED, showticklabels=True)
+    figure.update_yaxes(range=[0, top], ticksuffix=f" {unit}", hoverformat=".2f", **_BYTES_AXIS)
+    figure.update_xaxes(range=[0, end_s * 1e3], ticksuffix=" ms", hoverformat=".3f", **_TIME_AXIS)

@@ -142,7 +142,7 @@ def _starts(calls: tuple[Call, ...], owners: list[_Row]) -> list[int]:
     """For each call, the op at which its region began, this time round: a shared module's region begins at each of its calls."""
     latest: dict[_Row, int] = {}
     starts: list[int] = []
-    for call, row in zip(calls, owners):
+    for call, row in zip(calls, owners, strict=True):
         nested = call.parent is not None and owners[call.parent] == row
         if not nested and call.path == row.paths[0]:
             latest[row] = call.start
@@ -158,7 +158,7 @@ def _is_dropped(tensor: SavedTensor, trace: StepTrace, region_start: int) -> boo
 
 def _types(calls: tuple[Call, ...], owners: list[_Row]) -> dict[_Row, str]:
     types: dict[_Row, str] = {}
-    for call, row in zip(calls, owners):
+    for call, row in zip(calls, owners, strict=True):
         if call.path in row.paths and row not in types:
             types[row] = call.type if len(row.paths) == 1 else f"{len(row.paths)} × {call.type}"
     return types

@@ -14,7 +14,8 @@ from rich.text import Text
 from lowtide.records import Decision
 from lowtide.report._figures import Subject, figures
 from lowtide.report._fitted import Fitted
-from lowtide.report._regions import RegionRow, region_name
+from lowtide.report._regions import RegionRow
+from lowtide.report._timeline import region_name
 from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ class Timeline:
     @property
     def total_bytes(self) -> NDArray[np.float64]:
         """Sum over categories, ``[n]``."""
-        return self.live_bytes.sum(axis=1)
+        return np.asarray(self.live_bytes.sum(axis=1), dtype=np.float64)
 
     def of(self, category: Category) -> NDArray[np.float64]:
         """Bytes of one category, ``[n]``."""

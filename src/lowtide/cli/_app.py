@@ -1,0 +1,52 @@
+"""The ``lowtide`` command and its options; each subcommand has a file of its own."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from lowtide.cli._demo import demo
+from lowtide.cli._fit import fit
+from lowtide.cli._show_plan import show_plan
+from lowtide.cli._streams import silence_output
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+app.command()(fit)
+app.command()(demo)
+app.command("show-plan")(show_plan)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    try:
+        app()
+    finally:
+        silence_output()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import torch
+
+        print(f"lowtide {_installed_version()} (torch {torch.__version__})")
+        raise typer.Exit
+
+
+def _installed_version() -> str:
+    try:
+        return version("lowtide")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Keep the memory peak of PyTorch training under a budget, with gradients unchanged."""

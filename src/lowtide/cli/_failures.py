@@ -1,0 +1,118 @@
+"""How a command ends when something goes wrong: one clear sentence, and an exit status.
+
+Bad input ends with status 2 and no traceback. An error in the user's own code is shown as theirs: its line first, then
+their traceback without lowtide's frames. Only a fault of lowtide itself shows everything, with status 1.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from lowtide.errors import LowtideError
+
+BAD_INPUT = 2
+FAULT = 1
+INTERRUPTED = 130
+
+_LOWTIDE = str(Path(__file__).parents[1])
+_WORKLOADS = str(Path(_LOWTIDE, "workloads"))
+_STDLIB = sysconfig.get_path("stdlib")
+_SITES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+# Frames of torch that only pass a call on.
+_PASSING_ON = ("_call_impl", "_wrapped_call_impl")
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """End the command in the way that suits whatever is raised inside; only the user's code may raise ``SystemExit`` here.
+
+    Raises:
+        typer.Exit: with status 2, 130 after Ctrl-C, or 1 for a fault of lowtide.
+    """
+    try:
+        yield
+    except LowtideError as error:
+        status = _end(f"error: {error}", BAD_INPUT)
+    except KeyboardInterrupt:
+        status = _end("interrupted", INTERRUPTED)
+    except SystemExit as error:
+        where = _location(error)
+        status = _end(f"error: your code ended the program at {where} (sys.exit, status {error.code}): it must return instead", BAD_INPUT)
+    except BaseException as error:
+        status = _end(*_explain(error))
+    else:
+        return
+    raise typer.Exit(status)
+
+
+def _end(message: str, status: int) -> int:
+    sys.stdout.flush()
+    print(message, file=sys.stderr, flush=True)
+    return status
+
+
+def _explain(error: BaseException) -> tuple[str, int]:
+    if _is_ours(error):
+        full = "".join(traceback.format_exception(error))
+        return f"{full}error: this is a fault of lowtide, not of your code; please report it with the lines above", FAULT
+    summary = traceback.TracebackException.from_exception(error)
+    what = list(summary.format_exception_only())[-1].strip()
+    _trim(summary)
+    sentence = f"error: your code raised an error at {_location(error)}: {what}{_hint(error)}"
+    return f"{sentence}\n\n{''.join(summary.format())}".rstrip(), BAD_INPUT
+
+
+def _hint(error: BaseException) -> str:
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        return "; a script loaded by its path belongs to no package: give the target as package.module:function"
+    return ""
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether lowtide, rather than the user's code, was at work: neither torch nor the standard library decides that."""
+    if isinstance(error, SyntaxError) and error.filename and not _is_lowtide(error.filename):
+        return False
+    deciding = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if not _is_neutral(frame.filename)]
+    return not deciding or _is_lowtide(deciding[-1])
+
+
+def _is_lowtide(file: str) -> bool:
+    return file.startswith(_LOWTIDE) and not file.startswith(_WORKLOADS)
+
+
+def _is_neutral(file: str) -> bool:
+    in_site = file.startswith(_SITES)
+    return file.startswith("<") or (file.startswith(_STDLIB) and not in_site) or (in_site and f"{Path('/torch/')}/" in file)
+
+
+def _location(error: BaseException) -> str:
+    """File and line of the user's innermost frame."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not _is_neutral(frame.filename) and not _is_lowtide(frame.filename)]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else "an unknown place"
+
+
+def _trim(summary: traceback.TracebackException) -> None:
+    """Take lowtide's frames, and those that only lead to the user's code, out of a traceback and of what it came from."""
+    pending, seen = [summary], set()
+    while pending:
+        part = pending.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        kept = [frame for frame in part.stack if not _is_hidden(frame)]
+        part.stack = traceback.StackSummary.from_list(kept)
+        pending += [other for other in (part.__cause__, part.__context__) if other is not None]
+
+
+def _is_hidden(frame: traceback.FrameSummary) -> bool:
+    return _is_lowtide(frame.filename) or frame.filename.startswith("<frozen importlib") or frame.name in _PASSING_ON
