@@ -9,6 +9,7 @@
     ├── InfeasibleBudgetError          no plan fits the budget
     ├── AlreadyAppliedError            a plan or policy is already installed on this model
     ├── MissingExtraError (ImportError) an optional library is not installed
+    ├── VerificationError              a planned step did not compute what the plain step computes
     └── ReplayError (RuntimeError)
         ├── ReplayMismatchError        a replay did not do what the forward did
         └── InputChangedError          a tensor that the replay needs was changed after the forward
@@ -63,6 +64,10 @@ class AlreadyAppliedError(LowtideError):
 
 class MissingExtraError(LowtideError, ImportError):
     """An optional library is not installed; the message names the install command."""
+
+
+class VerificationError(LowtideError):
+    """A planned step did not compute what the plain step computes."""
 
 
 class ReplayError(LowtideError, RuntimeError):

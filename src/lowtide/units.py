@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from lowtide.errors import BudgetError
 
@@ -69,3 +70,69 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A peak that is allowed, before the step is known: exactly one of the three ways to say it.
+
+    Attributes:
+        bytes: an absolute number of bytes.
+        share: a part of the traced peak, between 0 and 1.
+        activation_share: what is to remain of the activations alive at the traced peak, between 0 and 1; all else
+            (parameters, gradients, optimizer state, temporaries) is allowed in full.
+
+    With none of them given, the budget is what the device has free (``auto``).
+    """
+
+    bytes: int | None = None
+    share: float | None = None
+    activation_share: float | None = None
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the device's free memory decides."""
+        return self.bytes is None and self.share is None and self.activation_share is None
+
+
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*%\s*(of activations)?\s*", re.IGNORECASE)
+
+
+def parse_budget(budget: str | int | Budget) -> Budget:
+    """Read a budget.
+
+    Args:
+        budget: bytes as a number or text (``"1.5GiB"``), a share of the traced peak (``"50%"``), a share of the
+            activations in it (``"50% of activations"``), or ``"auto"``: what the device has free.
+
+    Raises:
+        BudgetError: it cannot be read, or is not above zero.
+
+    >>> parse_budget("50%").share, parse_budget("800MB").bytes, parse_budget("auto").is_auto
+    (0.5, 800000000, True)
+    """
+    if isinstance(budget, Budget):
+        return budget
+    if isinstance(budget, bool) or not isinstance(budget, (str, int)):
+        found = f"{budget!r} ({type(budget).__name__})"
+        raise BudgetError(f"a budget is a number of bytes or text such as '1.5GiB', '50%' or 'auto'; found {found}")
+    if isinstance(budget, int):
+        if budget <= 0:
+            raise BudgetError(f"a budget is above zero bytes; found {budget}")
+        return Budget(bytes=budget)
+    if budget.strip().lower() == "auto":
+        return Budget()
+    if match := _SHARE.fullmatch(budget):
+        return _share(budget, float(match[1]) / 100, bool(match[2]))
+    try:
+        return Budget(bytes=parse_bytes(budget))
+    except BudgetError:
+        raise BudgetError(
+            f"cannot read the budget {budget!r}: write bytes such as 1.5GiB or 800MB, a share of the traced peak such as 50%, or auto"
+        ) from None
+
+
+def _share(text: str, share: float, of_activations: bool) -> Budget:
+    if not 0 < share <= 1:
+        raise BudgetError(f"a share lies above 0% and at most at 100%; found {text!r}")
+    return Budget(activation_share=share) if of_activations else Budget(share=share)

@@ -1,0 +1,72 @@
+"""The CPU allocator's events, which torch's profiler records with time stamps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class AllocatorEvents:
+    """What the CPU allocator did while a block of code ran; filled when the block ends."""
+
+    def __init__(self) -> None:
+        """Nothing has been observed yet."""
+        self.allocations: list[tuple[int, int]] = []
+        """(time in ns, bytes; negative when freed), in order of time."""
+        self._spans: dict[str, list[tuple[int, int]]] = {}
+
+    def spans(self, mark: str) -> list[tuple[int, int]]:
+        """(start, end) in ns of every ``record_function(mark)`` block, in order of time."""
+        return sorted(self._spans.get(mark, []))
+
+    def _read(self, profile: torch.autograd.profiler.profile, marks: Iterable[str]) -> None:
+        results = profile.kineto_results
+        events = [] if results is None else results.events()
+        wanted = set(marks)
+        for event in events:
+            if event.name() == "[memory]" and event.device_type().name == "CPU":
+                self.allocations.append((event.start_ns(), event.nbytes()))  # type: ignore[attr-defined]
+            elif event.name() in wanted:
+                self._spans.setdefault(event.name(), []).append((event.start_ns(), event.end_ns()))
+        self.allocations.sort(key=lambda event: event[0])
+
+
+@contextmanager
+def allocator_events(*marks: str) -> Iterator[AllocatorEvents]:
+    """Observe the CPU allocator for the length of a block.
+
+    Args:
+        marks: names of ``record_function`` blocks whose spans are wanted.
+
+    Raises:
+        RuntimeError: another profiler is running in this process.
+    """
+    found = AllocatorEvents()
+    with _quiet_profiler(), torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
+        yield found
+    found._read(profile, marks)
+
+
+@contextmanager
+def _quiet_profiler() -> Iterator[None]:
+    # The profiler's library reads its log level from the environment at its first start, and else tells of it on stderr.
+    name = "KINETO_LOG_LEVEL"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "99")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+
+
+def highest_level(sizes: Iterable[int]) -> int:
+    """The highest sum that a prefix of ``sizes`` reaches, at least 0."""
+    level = highest = 0
+    for size in sizes:
+        level += size
+        highest = max(highest, level)
+    return highest

@@ -1,0 +1,80 @@
+"""Which module call is running: the regions of a step, as spans of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from lowtide.records import Call, Category
+from lowtide.trace._storages import StorageTable
+
+
+@dataclass(slots=True)
+class _Row:
+    path: str
+    type: str
+    parent: int | None
+    start: int
+    inputs: tuple[int, ...]
+    end: int | None = None
+    outputs: tuple[int, ...] = ()
+
+
+class CallTable:
+    """Module calls by index, in order of entry.
+
+    Hooks note the spans: the pre-hook is the last to run before ``forward`` and the hook the first after it, so
+    that a span is what a region would replay.
+    """
+
+    def __init__(self, storages: StorageTable, clock: Callable[[], int]) -> None:
+        """Start an empty table."""
+        self._storages, self._clock = storages, clock
+        self._rows: list[_Row] = []
+        self._stack: list[int] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    @property
+    def current(self) -> int | None:
+        """Index of the innermost running call."""
+        return self._stack[-1] if self._stack else None
+
+    def watch(self, model: nn.Module) -> None:
+        """Install the hooks on every module of ``model``."""
+        for path, module in model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(self._enter(path), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._exit, prepend=True, with_kwargs=True, always_call=True))
+
+    def unwatch(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, path: str) -> Callable[..., None]:
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._rows.append(_Row(path, type(module).__name__, self.current, self._clock(), self._storages_of((args, kwargs))))
+            self._stack.append(len(self._rows) - 1)
+
+        return enter
+
+    def _exit(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        row = self._rows[self._stack.pop()]
+        row.end, row.outputs = self._clock(), self._storages_of(output)
+
+    def _storages_of(self, tree: Any) -> tuple[int, ...]:
+        tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        return _unique(self._storages.index(tensor, Category.INPUT) for tensor in tensors)
+
+    def records(self) -> tuple[Call, ...]:
+        """The rows as records."""
+        end = self._clock()
+        return tuple(Call(r.path, r.type, r.parent, r.start, end if r.end is None else r.end, r.inputs, r.outputs) for r in self._rows)
+
+
+def _unique(indices: Iterable[int | None]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(index for index in indices if index is not None))

@@ -1,0 +1,149 @@
+"""What autograd saves, seen through saved-tensor hooks that set every tensor free.
+
+Were the hooks to hand the tensors through, one could not tell a tensor that is alive because it was saved
+from one that is alive anyway. So the pack hook keeps a copy of the storage instead: the original then dies
+when it naturally would, its copy dies when autograd is done with it, and the step stays the step, for
+backward computes with the same bits. The step needs no more memory than the plain one: one of the two
+storages is always about to go.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from lowtide._torch_private import running_node_name
+from lowtide.records import Category, SavedTensor
+from lowtide.trace._storages import StorageTable
+
+
+@dataclass(slots=True)
+class _Row:
+    storage: int
+    bytes: int
+    call: int | None
+    position: int
+    copy: int | None
+    used: int | None = None
+    released: int | None = None
+    node: str = ""
+
+
+class _Copy:
+    """The tracer's copy of a storage, shared by all tensors saved on it at one version."""
+
+    __slots__ = ("__weakref__", "index", "storage")
+
+    def __init__(self, storage: torch.UntypedStorage, index: int) -> None:
+        self.storage, self.index = storage, index
+
+
+class _Slot:
+    """What autograd holds instead of the tensor; its end is the release."""
+
+    __slots__ = ("_on_release", "row", "source")
+
+    def __init__(self, row: int, source: Callable[[], torch.Tensor], on_release: Callable[[int], None]) -> None:
+        self.row, self.source, self._on_release = row, source, on_release
+
+    def __del__(self) -> None:
+        self._on_release(self.row)
+
+
+class SavedTable:
+    """Saved tensors by index, in the order autograd saved them.
+
+    Args:
+        storages: the table of storages.
+        clock: the number of ops that have run.
+        current_call: index of the innermost module call, if any.
+        paused: a context in which ops are not recorded.
+    """
+
+    def __init__(
+        self, storages: StorageTable, clock: Callable[[], int], current_call: Callable[[], int | None], paused: Callable[[], Any]
+    ) -> None:
+        """Start an empty table."""
+        self._storages, self._clock, self._current_call, self._paused = storages, clock, current_call, paused
+        self._rows: list[_Row] = []
+        self._copies: weakref.WeakValueDictionary[tuple[int, int], _Copy] = weakref.WeakValueDictionary()
+        self._copy_count = 0
+        self._copy_died: dict[int, int] = {}
+        self._watches: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
+        """The context under which saved tensors are recorded."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        storage = self._storages.index(tensor, Category.ACTIVATION)
+        if storage is None:
+            return tensor
+        source, copy = self._source(tensor, storage)
+        self._rows.append(_Row(storage, tensor.numel() * tensor.element_size(), self._current_call(), self._clock(), copy))
+        return _Slot(len(self._rows) - 1, source, self._release)
+
+    def _source(self, tensor: torch.Tensor, storage: int) -> tuple[Callable[[], torch.Tensor], int | None]:
+        """How to get the tensor back, and the index of the copy that this needs."""
+        if self._storages.is_resident(storage) or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return (lambda: tensor), None
+        copy = self._copies.get((storage, tensor._version))
+        if copy is None:
+            copy = self._new_copy(tensor, storage)
+        dtype, offset, size, stride = tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+        device = tensor.device
+
+        def rebuild() -> torch.Tensor:
+            return torch.empty(0, dtype=dtype, device=device).set_(copy.storage, offset, size, stride)
+
+        return rebuild, copy.index
+
+    def _new_copy(self, tensor: torch.Tensor, storage: int) -> _Copy:
+        with self._paused(), torch.no_grad():
+            copied = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+        copy = _Copy(copied, self._copy_count)
+        self._copy_count += 1
+        self._copies[storage, tensor._version] = copy
+        self._storages.alias(copied, storage)
+        self._watches.append(weakref.ref(copied, partial(self._copy_gone, copied._cdata, copy.index)))
+        return copy
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if not isinstance(packed, _Slot):
+            return packed  # type: ignore[no-any-return]
+        row = self._rows[packed.row]
+        if row.used is None:
+            row.used, row.node = self._clock(), running_node_name()
+        with self._paused(), torch.no_grad():
+            return packed.source()
+
+    def _release(self, index: int) -> None:
+        self._rows[index].released = self._clock()
+
+    def _copy_gone(self, key: int, index: int, _: object) -> None:
+        self._copy_died[index] = self._clock()
+        self._storages.drop_alias(key)
+
+    def records(self) -> tuple[SavedTensor, ...]:
+        """The rows as records; what autograd still holds is released after the last op.
+
+        A copy that outlived its slots was handed on by backward (as a gradient, say): the plain run would have
+        held the original as long, so the last slot counts as released then.
+        """
+        end = self._clock()
+        released = [end if row.released is None else row.released for row in self._rows]
+        last: dict[int, int] = {}
+        for index, row in enumerate(self._rows):
+            if row.copy is not None and released[last.setdefault(row.copy, index)] <= released[index]:
+                last[row.copy] = index
+        for copy, index in last.items():
+            released[index] = max(released[index], self._copy_died.get(copy, end))
+        return tuple(
+            SavedTensor(row.storage, row.bytes, row.call, row.position, row.used, gone, row.node)
+            for row, gone in zip(self._rows, released, strict=True)
+        )

@@ -1,0 +1,28 @@
+"""Which line of the user's code is running."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import lru_cache
+from types import FrameType
+
+import torch
+
+_LIBRARIES = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
+
+
+@lru_cache(maxsize=4096)
+def _is_users(filename: str) -> bool:
+    return not filename.startswith(_LIBRARIES) and not filename.startswith("<") and "contextlib" not in filename
+
+
+def source_line() -> str:
+    """The innermost running line outside torch and lowtide, as ``file.py:12``; empty if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if _is_users(filename):
+            return f"{filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

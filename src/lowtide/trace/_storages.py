@@ -1,0 +1,125 @@
+"""The table of storages: which allocations a step makes, touches and gives back.
+
+A storage is watched through a weak reference, whose callback runs at the very moment the last tensor on
+it dies. The table itself keeps nothing alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from lowtide.records import Category, Storage
+
+
+@dataclass(slots=True)
+class _Row:
+    bytes: int
+    category: Category
+    born: int
+    freed: int | None
+    resident: bool
+
+
+class StorageTable:
+    """Storages by index, in order of first sight.
+
+    Args:
+        device: only bytes on this device count; storages elsewhere are rows of zero bytes.
+        clock: the number of ops that have run.
+    """
+
+    def __init__(self, device: torch.device, clock: Callable[[], int]) -> None:
+        """Start an empty table."""
+        self._device = device
+        self._clock = clock
+        self._rows: list[_Row] = []
+        self._index: dict[int, int] = {}
+        self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._at_start: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def remember_resident(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note what is alive before the step, so that it is told from what the step allocates."""
+        for tensor in filter(_has_storage, tensors):
+            storage = tensor.untyped_storage()
+            # The address of one that dies untouched is used again: it must not vouch for its successor.
+            self._at_start[storage._cdata] = weakref.ref(storage, partial(self._gone_from_start, storage._cdata))
+
+    def index(self, tensor: torch.Tensor, category: Category) -> int | None:
+        """Row of the tensor's storage, entered under ``category`` when it is new; ``None`` if it has none."""
+        if not _has_storage(tensor):
+            return None
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        found = self._index.get(key)
+        return self._enter(storage, key, category) if found is None else found
+
+    def _enter(self, storage: torch.UntypedStorage, key: int, category: Category) -> int:
+        index = len(self._rows)
+        resident = key in self._at_start
+        if resident and category in (Category.ACTIVATION, Category.TEMPORARY):
+            category = Category.INPUT
+        born = 0 if resident else self._clock()
+        self._rows.append(_Row(self._size(storage), category, born, None, resident))
+        self._index[key] = index
+        self._watches[key] = weakref.ref(storage, lambda _: self._freed(key, index))
+        return index
+
+    def alias(self, storage: torch.UntypedStorage, index: int) -> None:
+        """Let another storage stand for row ``index``: the tracer's copy of what autograd saved."""
+        self._index[storage._cdata] = index
+
+    def drop_alias(self, key: int) -> None:
+        """The copy is gone; its address may be used again."""
+        self._index.pop(key, None)
+
+    def mark(self, tensor: torch.Tensor, category: Category) -> None:
+        """The tensor's storage turned out to be ``category``."""
+        index = self.index(tensor, category)
+        if index is not None:
+            self._rows[index].category = category
+
+    def born_at(self, index: int) -> int:
+        """Op at which the storage of row ``index`` was allocated."""
+        return self._rows[index].born
+
+    def is_resident(self, index: int) -> bool:
+        """Whether the storage of row ``index`` was there before the step."""
+        return self._rows[index].resident
+
+    def bytes_born_at(self, op: int, rows: Iterable[int]) -> int:
+        """Bytes of those rows that op ``op`` allocated."""
+        return sum(self._rows[row].bytes for row in set(rows) if self._rows[row].born == op and not self._rows[row].resident)
+
+    def records(self) -> tuple[Storage, ...]:
+        """The rows as records; what is still alive outlives the step."""
+        end = self._clock()
+        return tuple(Storage(r.bytes, r.category, r.born, end if r.freed is None else r.freed, r.resident) for r in self._rows)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._watches.clear()
+        self._at_start.clear()
+
+    def _gone_from_start(self, key: int, _: object) -> None:
+        self._at_start.pop(key, None)
+
+    def _freed(self, key: int, index: int) -> None:
+        self._rows[index].freed = self._clock()
+        self._index.pop(key, None)
+        self._watches.pop(key, None)
+        self._at_start.pop(key, None)
+
+    def _size(self, storage: torch.UntypedStorage) -> int:
+        if storage.device != self._device:
+            return 0
+        # The CUDA caching allocator hands out blocks of 512 bytes.
+        return storage.nbytes() if self._device.type != "cuda" else -(-storage.nbytes() // 512) * 512
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
