@@ -31,8 +31,8 @@ $(READY): pyproject.toml
 	@echo "setting up $(VENV) with torch $(TORCH); the first time takes a few minutes"
 	@test -e "$@" || "$(PYTHON)" -m venv --clear "$(VENV)"
 	@rm -f "$(VENV)"/.ready-*
-	"$(BIN)/python" -m pip install --quiet "torch==$(TORCH)"
-	"$(BIN)/python" -m pip install --quiet --editable ".[dev,docs]"
+	"$(BIN)/python" -m pip install -qq "torch==$(TORCH)"
+	"$(BIN)/python" -m pip install -qq --editable ".[dev,docs]"
 	@touch "$@"
 
 demo: $(READY)
@@ -46,10 +46,10 @@ check: $(READY)
 	"$(BIN)/ruff" format --check .
 	"$(BIN)/mypy"
 	"$(BIN)/python" -m pytest -q tests/test_layout.py
-	"$(BIN)/mkdocs" build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --quiet --strict
 
 docs: $(READY)
-	"$(BIN)/mkdocs" build --strict
+	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict
 
 bench: $(READY)
 	@set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; "$(BIN)/python" "$$file" $(ARGS); done

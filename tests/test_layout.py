@@ -23,6 +23,7 @@ ORDER = (
     "records",
     "workload",
     "plan",
+    "_torch_private",
     "engine",
     "policy",
     "trace",
