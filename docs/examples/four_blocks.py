@@ -14,9 +14,7 @@ def step():
 
 
 trace = lowtide.trace(model, step)
-plain = lowtide.simulate(trace, None)
-print(f"plain: peak {plain.peak_bytes / 2**20:.2f} MiB")
-for share in (0.9, 0.75, 0.6):
-    plan = lowtide.solve(trace, int(share * plain.peak_bytes))
-    regions = ", ".join("+".join(region.paths) for region in plan.regions)
-    print(f"{share:.0%}: peak {plan.predicted_peak_bytes / 2**20:.2f} MiB, replays {regions}")
+for replayed in ("", "3", "0", "0 1", "0 1 2", "0 1 2 3"):
+    regions = [lowtide.PlannedRegion((path,)) for path in replayed.split()]
+    simulation = lowtide.simulate(trace, regions)
+    print(f"replayed: {replayed or 'none':8} peak: {simulation.peak_bytes / 2**20:5.2f} MiB")
