@@ -11,6 +11,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from lowtide.plan._index import Floats
 from lowtide.plan._problem import MemoryModel
+from lowtide.plan.solvers._quiet import quiet
 
 _SCALE = 1e2
 """The budget in the units of the program: far above the solver's tolerance of 1e-6, which is then less than a byte in 10 GB."""
@@ -38,6 +39,8 @@ class Choice:
 
 def fastest(model: MemoryModel, budget_bytes: float, *, time_limit_s: float, rel_gap: float) -> Choice:
     """The candidates of least replay time with no moment over budget."""
+    if not model.candidates:
+        return Choice((), 0.0, 0.0) if model.constant.max() <= budget_bytes else Choice(None, np.inf, np.inf, proved_none=True)
     scale = _SCALE / max(budget_bytes, 1.0)
     rows = LinearConstraint(model.rows * scale, -np.inf, (budget_bytes + 0.5 - model.constant) * scale)
     cost = np.concatenate([model.seconds, np.zeros(model.extra)])
@@ -47,6 +50,8 @@ def fastest(model: MemoryModel, budget_bytes: float, *, time_limit_s: float, rel
 
 def lowest(model: MemoryModel, *, time_limit_s: float) -> Choice:
     """The candidates of the smallest peak. A last variable is at least the bytes of each moment."""
+    if not model.candidates:
+        return Choice((), float(model.constant.max()), float(model.constant.max()))
     unit = float((model.constant + np.maximum(model.rows.toarray(), 0).sum(axis=1)).max(initial=1.0)) / _SCALE
     ceiling = sparse.csr_array(np.full((len(model.constant), 1), -1.0))
     rows = LinearConstraint(sparse.hstack([model.rows / unit, ceiling]), -np.inf, -model.constant / unit)
@@ -58,17 +63,19 @@ def _solve(
     model: MemoryModel, cost: Floats, rows: list[LinearConstraint], *, unit: float, free: int, time_limit_s: float, rel_gap: float
 ) -> Choice:
     count = len(model.candidates)
-    result: Any = milp(
-        cost,
-        constraints=[*rows, *_structure(model, free)],
-        integrality=np.concatenate([np.ones(count), np.zeros(model.extra + free)]),
-        bounds=Bounds(0.0, np.concatenate([np.ones(count + model.extra), np.full(free, np.inf)])),
-        options={"time_limit": time_limit_s, "mip_rel_gap": rel_gap},
-    )
+    with quiet():
+        result: Any = milp(
+            cost,
+            constraints=[*rows, *_structure(model, free)],
+            integrality=np.concatenate([np.ones(count), np.zeros(model.extra + free)]),
+            bounds=Bounds(0.0, np.concatenate([np.ones(count + model.extra), np.full(free, np.inf)])),
+            options={"time_limit": time_limit_s, "mip_rel_gap": rel_gap},
+        )
     if result.x is None:
         return Choice(None, np.inf, np.inf if result.status == _INFEASIBLE else 0.0, result.status == _INFEASIBLE)
     chosen = tuple(int(i) for i in np.flatnonzero(result.x[:count] > 0.5))
-    return Choice(chosen, float(result.fun) * unit, float(result.mip_dual_bound) * unit)
+    bound = result.fun if result.mip_dual_bound is None else result.mip_dual_bound  # none when nothing was left to choose
+    return Choice(chosen, float(result.fun) * unit, float(bound) * unit)
 
 
 def _structure(model: MemoryModel, free: int) -> list[LinearConstraint]:
