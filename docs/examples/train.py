@@ -5,7 +5,8 @@ from lowtide import Workload
 
 
 def workload() -> Workload:
-    model = nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, norm_first=True) for _ in range(6)))
+    layers = [nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(6)]
+    model = nn.Sequential(*layers)
     x = torch.randn(8, 64, 64)
 
     def step() -> None:
