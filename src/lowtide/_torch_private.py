@@ -1,16 +1,138 @@
-"""Private names of torch that lowtide needs, each with what it is for and the versions it was read in."""
+"""Private names of torch that lowtide needs, each with what it is for. All were read in 2.11, 2.13 and 2.14.
+
+Nothing else in lowtide may touch a name of torch that starts with an underscore. On a release that was not read the import
+fails: a private name that still exists but means something else would be worse than none.
+"""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _pop_mode as _pop_dispatch
+from torch.utils._python_dispatch import _push_mode as _push_dispatch
+
+from lowtide.errors import MissingExtraError
+
+READ_FOR = ((2, 11), (2, 14))
+
+
+def check_release(version: str) -> None:
+    """Raise unless the private names below were read for this release of torch.
+
+    Raises:
+        MissingExtraError: they were not.
+    """
+    release = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    if not READ_FOR[0] <= release <= READ_FOR[1]:
+        first, last = (".".join(map(str, bound)) for bound in READ_FOR)
+        raise MissingExtraError(
+            f"lowtide needs torch {first} to {last}, for it relies on internals that were read there, but found {version}: "
+            f"pip install 'torch>={first},<{READ_FOR[1][0]}.{READ_FOR[1][1] + 1}'"
+        )
+
+
+check_release(torch.__version__)
+
+
+# Saved-tensor hooks. The context manager of torch.autograd.graph calls just these two.
+push_hooks: Callable[[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]], None] = (
+    torch._C._autograd._push_saved_tensors_default_hooks
+)
+pop_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
+hooks_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled
+_top_hooks: Callable[[bool], tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None] = (
+    torch._C._autograd._top_saved_tensors_default_hooks
+)
+functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+tracing_jit: Callable[[], Any] = torch._C._get_tracing_state
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+profiler_active: Callable[[], bool] = torch._C._autograd._profiler_enabled
+graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+
+# Ambient state that has no public getter, or none that is cheap.
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
+dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
+attention_flags: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = (
+    (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
+    (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
+    (torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
+    (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+)
+attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
+set_attention_order: Callable[[list[int]], None] = torch._C._set_sdp_priority_order
+
+
+def top_hooks() -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None:
+    """The pack and unpack hook that are in force, if any."""
+    return _top_hooks(False)
 
 
 def in_backward() -> bool:
-    """Whether this thread is running a backward pass (read in 2.11, 2.13, 2.14)."""
+    """Whether this thread is running a backward pass."""
     return torch._C._current_graph_task_id() != -1
 
 
 def running_node_name() -> str:
-    """Name of the backward node that is running, empty outside of backward (read in 2.11, 2.13, 2.14)."""
+    """Name of the backward node that is running, empty outside of backward."""
     node = torch._C._current_autograd_node()
     return "" if node is None else node.name()
+
+
+def alive(ref: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
+    """The tensor of a weak reference. One that only C++ still owned has to be told that Python owns it again."""
+    tensor = ref()
+    if tensor is not None:
+        tensor._fix_weakref()
+    return tensor
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Have ``callback`` called when the backward pass that runs in this thread is over."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def function_modes() -> tuple[Any, ...]:
+    """The stack of function modes, innermost last."""
+    return tuple(_get_current_function_mode_stack())
+
+
+def set_function_modes(modes: tuple[Any, ...]) -> None:
+    """Make this the stack of function modes."""
+    while function_mode_count():
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
+
+
+def dispatch_modes() -> tuple[Any, ...]:
+    """The stack of dispatch modes, innermost last."""
+    return tuple(_get_current_dispatch_mode_stack())
+
+
+def set_dispatch_modes(modes: tuple[Any, ...]) -> None:
+    """Make this the stack of dispatch modes."""
+    for _ in dispatch_modes():
+        _pop_dispatch()
+    for mode in modes:
+        _push_dispatch(mode)
+
+
+# What torch.utils.checkpoint itself is made of: for lowtide.torch_compat, which keeps its semantics.
+graph_exec_group: Callable[[], Any] = torch._C._get_graph_exec_group
+SavedTensor: Any = torch._C._autograd.SavedTensor
+save_tensor: Callable[..., Any] = torch._C._autograd._make_saved_tensor
+backward_takes_all_gradients: Callable[[], bool] = torch.autograd._is_checkpoint_valid
+checkpoint_debug: Callable[[], tuple[Callable[[], Any], Callable[[Any], Any]]] = torch.utils.checkpoint._get_debug_context_and_cb
+CachingMode: Any = torch.utils.checkpoint._CachingTorchDispatchMode
+CachedMode: Any = torch.utils.checkpoint._CachedTorchDispatchMode
+
+
+def checkpoint_advice() -> str:
+    """What this release of torch advises when a replay did not match."""
+    return str(torch.utils.checkpoint._debug_tip_msg)

@@ -1,0 +1,10 @@
+"""The engine: regions whose forward is replayed in backward, with what makes the replay equal the original."""
+
+from __future__ import annotations
+
+from lowtide.engine._checkpoint import checkpoint
+from lowtide.engine._install import RegionHandle, install
+from lowtide.engine._options import Options
+from lowtide.engine._replay import is_replaying, replay_seconds
+
+__all__ = ["Options", "RegionHandle", "checkpoint", "install", "is_replaying", "replay_seconds"]

@@ -1,0 +1,76 @@
+"""``checkpoint``: a callable made into a region."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, overload
+
+import torch
+from torch import nn
+
+from lowtide.engine._guards._modules import watch_of
+from lowtide.engine._options import Options
+from lowtide.engine._region import Region
+from lowtide.errors import InvalidInputError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def checkpoint(fn: Callable[P, R], **options: Any) -> Callable[P, R]: ...
+@overload
+def checkpoint(fn: None = None, **options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def checkpoint(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+    """Make a callable whose intermediate results are computed again in backward instead of being kept.
+
+    Args:
+        fn: a function, a module or any other callable. Without it, what comes back is a decorator.
+        **options: fields of ``Options``.
+
+    Returns:
+        A callable with the signature of ``fn``: what it is called with is all passed on.
+
+    Raises:
+        InvalidInputError: ``fn`` cannot be called, or an option is unknown.
+
+    >>> import torch
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> checkpoint(torch.sin)(x).sum().backward()
+    >>> x.grad.shape
+    torch.Size([3])
+    """
+    chosen = _read(options)
+    if fn is None:
+        return lambda given: checkpoint(given, **options)
+    if not callable(fn):
+        raise InvalidInputError(f"checkpoint needs something that can be called, not {type(fn).__name__}: pass the function, not its result")
+    region = Region(_name_of(fn), chosen)
+    root = _root_of(fn)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return fn(*args, **kwargs)
+        return region.run(fn, None if root is None else watch_of(root), args, kwargs)
+
+    functools.update_wrapper(call, fn, updated=())
+    call.__lowtide_region__ = region  # type: ignore[attr-defined]
+    return call
+
+
+def _read(options: dict[str, Any]) -> Options:
+    try:
+        return Options(**options)
+    except TypeError as error:
+        known = ", ".join(Options.__dataclass_fields__)
+        raise InvalidInputError(f"checkpoint takes the options {known}, but was given {', '.join(options)}") from error
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+
+def _root_of(fn: Callable[..., Any]) -> nn.Module | None:
+    owner = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None

@@ -1,0 +1,89 @@
+"""The state of torch's own random generators, on the CPU and on every accelerator.
+
+The CPU generator gives its whole state in half a microsecond, so it is always read. A CUDA generator is a seed and an
+offset: two numbers, read without touching the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Random = tuple[torch.Tensor, list[Any]]
+
+
+def take_random() -> Random:
+    """Read the state of every default generator that is in use."""
+    return torch.default_generator.get_state(), _take_devices()
+
+
+def set_random(wanted: Random) -> Random:
+    """Set the state of every default generator; returns the state before."""
+    before = take_random()
+    torch.default_generator.set_state(wanted[0])
+    for put, state in wanted[1]:
+        put(state)
+    return before
+
+
+def _take_devices() -> list[Any]:
+    taken: list[Any] = []
+    if torch.cuda.is_initialized():
+        taken += [(_Philox(g), (g.initial_seed(), g.get_offset())) for g in torch.cuda.default_generators]
+    elif _other() is not None:
+        module = _other()
+        taken += [(_Setter(module, index), module.get_rng_state(index)) for index in range(module.device_count())]
+    return taken
+
+
+class _Philox:
+    """Sets seed and offset of one CUDA generator."""
+
+    __slots__ = ("generator",)
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def __call__(self, state: tuple[int, int]) -> None:
+        seed, offset = state
+        if self.generator.initial_seed() != seed:
+            self.generator.manual_seed(seed)
+        self.generator.set_offset(offset)
+
+
+class _Setter:
+    """Sets the state of one device of another kind."""
+
+    __slots__ = ("index", "module")
+
+    def __init__(self, module: Any, index: int) -> None:
+        self.module, self.index = module, index
+
+    def __call__(self, state: torch.Tensor) -> None:
+        self.module.set_rng_state(state, self.index)
+
+
+_KNOWN: list[Any] = []
+
+
+def _other() -> Any:
+    """The module of an accelerator that is neither CUDA nor absent, ``torch.xpu`` for one; ``None`` without."""
+    if not _KNOWN:
+        accelerator = torch.accelerator.current_accelerator()
+        there = accelerator is not None and accelerator.type not in ("cuda", "mps")
+        _KNOWN.append(torch.get_device_module(accelerator) if there else _Mps() if accelerator is not None and accelerator.type == "mps" else None)
+    return _KNOWN[0]
+
+
+class _Mps:
+    """``torch.mps`` has one device and takes no index."""
+
+    def device_count(self) -> int:
+        return 1
+
+    def get_rng_state(self, index: int) -> torch.Tensor:
+        return torch.mps.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, index: int) -> None:
+        torch.mps.set_rng_state(state)

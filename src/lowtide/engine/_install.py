@@ -1,0 +1,199 @@
+"""Regions installed on modules, in place.
+
+What is installed is an attribute ``forward`` of the module *instance*; it hides the method of the class, so the module's
+hooks, name, type and ``state_dict`` stay what they were. It refers to its module weakly, for a cycle would keep the memory
+of a dropped model until the garbage collector comes by. Copies and pickles of the model get regions of their own, bound to
+the copy.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide import _torch_private as private
+from lowtide.engine._frame import Frame
+from lowtide.engine._guards._modules import watch_of
+from lowtide.engine._options import Options
+from lowtide.engine._region import Region
+from lowtide.engine._tree import tensors_in
+from lowtide.errors import AlreadyAppliedError, InvalidInputError
+
+
+class _Open(threading.local):
+    """The frame that the next member may join, and which member that is. Weakly: without slots there is nothing to join."""
+
+    frame: weakref.ref[Frame] | None = None
+    member = 0
+
+
+class Segment:
+    """What the members of a region share.
+
+    Attributes:
+        region: name, options and counters.
+        length: how many modules it has.
+        enabled: when false, the members run as if nothing was installed.
+    """
+
+    def __init__(self, region: Region, length: int) -> None:
+        self.region = region
+        self.length = length
+        self.enabled = True
+        self._open = _Open()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Segment:
+        return Segment(Region(self.region.name, self.region.options), self.length)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_segment, (self.region.name, self.region.options, self.length)
+
+    def run(self, member: int, target: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call one member: in the frame of the members before it where they ran just now, else in one of its own."""
+        region, watch = self.region, watch_of(module)
+        if self.length == 1 or not private.hooks_allowed():
+            return region.run(target, watch, args, kwargs)
+        frame = self._take_frame(member, args, kwargs) or Frame(region)
+        result = region.enter(frame, target, watch, args, kwargs)
+        if member + 1 < self.length:
+            frame.remember_results(result)
+            self._open.frame, self._open.member = weakref.ref(frame), member + 1
+        else:
+            frame.close()
+        return result
+
+    def _take_frame(self, member: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame | None:
+        """The open frame, if this member is the one it waits for and is given what the members before it made."""
+        waiting = self._open
+        frame = waiting.frame() if waiting.frame is not None else None
+        waiting.frame = None
+        if frame is None or waiting.member != member:
+            return None
+        return frame if frame.joins(list(tensors_in((args, kwargs)))) else None
+
+
+def _make_segment(name: str, options: Options, length: int) -> Segment:
+    return Segment(Region(name, options), length)
+
+
+class InstalledForward:
+    """Stands in for ``module.forward``.
+
+    Attributes:
+        segment: what it shares with the other members.
+        member: its place among them.
+    """
+
+    def __init__(self, module: nn.Module, segment: Segment, member: int, before: Callable[..., Any] | None) -> None:
+        self._module = weakref.ref(module)
+        self.segment = segment
+        self.member = member
+        self.before = before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        assert module is not None
+        target: Callable[..., Any] = self.before or type(module).forward.__get__(module)
+        if not torch.is_grad_enabled() or not self.segment.enabled:
+            return target(*args, **kwargs)
+        return self.segment.run(self.member, target, module, args, kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """What ``inspect.signature`` reads."""
+        module = self._module()
+        assert module is not None
+        return self.before or type(module).forward.__get__(module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InstalledForward:
+        import copy
+
+        module = copy.deepcopy(self._module(), memo)
+        assert module is not None
+        return InstalledForward(module, copy.deepcopy(self.segment, memo), self.member, copy.deepcopy(self.before, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InstalledForward, (self._module(), self.segment, self.member, self.before)
+
+
+class RegionHandle:
+    """A region that was installed on modules.
+
+    Attributes:
+        name: module path, or first and last path of a segment.
+        enabled: set it to false and the modules run as if nothing was installed.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], segment: Segment) -> None:
+        self._modules = [weakref.ref(module) for module in modules]
+        self._segment = segment
+
+    @property
+    def name(self) -> str:
+        """Module path, or first and last path of a segment."""
+        return self._segment.region.name
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the region is in force."""
+        return self._segment.enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self._segment.enabled = value
+
+    def replay_seconds(self) -> float:
+        """Seconds spent in replays of this region since it was installed."""
+        return self._segment.region.replay_s
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """A context in which the modules run as if nothing was installed."""
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+    def remove(self) -> None:
+        """Put the modules back as they were. Doing it again does nothing."""
+        for ref in self._modules:
+            module = ref()
+            installed = None if module is None else module.__dict__.get("forward")
+            if module is not None and isinstance(installed, InstalledForward) and installed.segment is self._segment:
+                del module.__dict__["forward"]
+                if installed.before is not None:
+                    module.__dict__["forward"] = installed.before
+
+
+def install(modules: Sequence[tuple[str, nn.Module]], options: Options | None = None) -> RegionHandle:
+    """Make a module, or consecutive siblings as one segment, a region, in place.
+
+    Args:
+        modules: path and module of each member, in the order in which the parent calls them.
+        options: see ``Options``.
+
+    Returns:
+        A handle; ``handle.remove()`` puts everything back.
+
+    Raises:
+        InvalidInputError: no modules, or one module twice.
+        AlreadyAppliedError: a region is installed on one of them already; nothing was changed.
+    """
+    members = [module for _, module in modules]
+    if not members or len({id(module) for module in members}) != len(members):
+        raise InvalidInputError("a region needs one module or several different ones: pass [(path, module), ...]")
+    for path, module in modules:
+        if isinstance(module.__dict__.get("forward"), InstalledForward):
+            raise AlreadyAppliedError(f"a region is installed on {path!r} already: call remove() on its handle first")
+    name = modules[0][0] if len(modules) == 1 else f"{modules[0][0]} … {modules[-1][0]}"
+    segment = Segment(Region(name, options or Options()), len(members))
+    for index, module in enumerate(members):
+        module.__dict__["forward"] = InstalledForward(module, segment, index, module.__dict__.get("forward"))
+    return RegionHandle(members, segment)
