@@ -11,6 +11,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import dropwhile
 from pathlib import Path
 
 import typer
@@ -102,15 +103,16 @@ def _location(error: BaseException) -> str:
 
 
 def _trim(summary: traceback.TracebackException) -> None:
-    """Take lowtide's frames, and those that only lead to the user's code, out of a traceback and of what it came from."""
+    """Leave the user's frames and what they called, in a traceback and in those that it came from."""
     pending, seen = [summary], set()
     while pending:
         part = pending.pop()
         if id(part) in seen:
             continue
         seen.add(id(part))
-        kept = [frame for frame in part.stack if not _is_hidden(frame)]
-        part.stack = traceback.StackSummary.from_list(kept)
+        shown = (frame for frame in part.stack if not _is_hidden(frame))
+        theirs: list[traceback.FrameSummary] = list(dropwhile(lambda frame: _is_neutral(frame.filename), shown))
+        part.stack = traceback.StackSummary.from_list(theirs)
         pending += [other for other in (part.__cause__, part.__context__) if other is not None]
 
 

@@ -50,9 +50,9 @@ def _bundled(name: str) -> Workload:
 
     if name in WORKLOADS:
         return bundled(name)
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         raise TargetError(f"the target {name} is a directory: {_FORMS}")
-    if Path(name).is_file() or _is_script(name):
+    if name and _is_script(name):
         raise TargetError(f"the target {name} names no function: write {name}:function, a function that returns a lowtide.Workload")
     close = get_close_matches(name, WORKLOADS, n=1)
     hint = f"did you mean {close[0]}?" if close else _FORMS
@@ -100,7 +100,7 @@ def _source(path: Path) -> bytes:
 def _run(path: Path, source: bytes) -> ModuleType:
     """Run a script as a module, not as ``__main__``; registered, since dataclasses and pickle look modules up by name."""
     module = ModuleType(f"lowtide_target_{path.stem}")
-    module.__file__ = str(path)
+    module.__file__, module.__package__ = str(path), ""
     sys.modules[module.__name__] = module
     exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     return module

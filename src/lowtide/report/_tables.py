@@ -61,7 +61,21 @@ def plan_table(plan: Plan, title: str) -> Table:
     table.add_column("decision")
     for number, region in enumerate(plan.regions, start=1):
         table.add_row(str(number), Text(region_name(region.paths)), str(len(region.paths)), _decision(region.decision))
+    table.caption, table.caption_justify = Text(_summary(plan)), "left"
     return table
+
+
+def _summary(plan: Plan) -> str:
+    """Everything else that a plan knows, as lines."""
+    made = " ".join(part for part in (plan.device, f"torch {plan.torch_version}" if plan.torch_version else "") if part)
+    gap = "" if plan.gap is None else f", at most {plan.gap:.1%} of the replay time from the best"
+    lines = (
+        f"budget {format_bytes(plan.budget_bytes)}, predicted peak {format_bytes(plan.predicted_peak_bytes)}",
+        f"predicted step {format_seconds(plan.predicted_step_s)}, of it replay {format_seconds(plan.predicted_replay_s)}",
+        f"solver {plan.solver}: {plan.status}{gap}",
+        f"traced on {made or 'an unknown device'}, for a model with fingerprint {plan.fingerprint}",
+    )
+    return "\n".join(lines)
 
 
 def grouped(rows: Iterable[RegionRow]) -> Iterator[RegionRow]:
