@@ -95,6 +95,7 @@ def _run(frame: Frame, recorder: Recorder) -> None:
             except StopReplay as stop:
                 if stop is not recorder.stop:
                     raise
+                stop.__traceback__ = None  # its frames lead back to the recorder: the cycle would keep every slot filled
             finally:
                 private.pop_hooks()
         if recorder.done:
