@@ -151,9 +151,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _with_workspaces(self) -> tuple[Op, ...]:
         peaks = self._workspace.peaks()
         if len(peaks) != len(self._ops):
-            raise StepError(
-                f"{len(self._ops)} ops ran but the profiler saw {len(peaks)}: the step must not run a profiler of its own while it is traced"
-            )
+            raise StepError(f"{len(self._ops)} ops ran but the profiler saw {len(peaks)}: a step that is traced must not run a profiler")
         born = (self._storages.bytes_born_at(index, rows) for index, rows in enumerate(self._births))
         return tuple(
             Op(o.name, o.phase, o.call, o.source, o.seconds, max(0, peak - own), o.random, o.reads, o.writes)

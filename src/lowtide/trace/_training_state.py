@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 import gc
 import random
-from collections import deque
-from collections.abc import Callable, Iterable
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -38,136 +39,132 @@ def _is_optimizer(candidate: object) -> bool:
 
 
 class TrainingState:
-    """A snapshot; ``restore`` may be called any number of times."""
+    """A snapshot; ``restore`` may be called any number of times.
+
+    Tensors are held weakly: a snapshot that kept the gradients of the last step alive would change the very peak that is to
+    be traced. One that has died in between is made anew from its copy.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         """Capture the state of ``model``, of its optimizers and of the random generators."""
-        self._optimizers = find_optimizers(model)
-        self._undo: list[Callable[[], None]] = []
-        for module in model.modules():
-            self._undo.append(_module_undo(module))
-        for tensor in [*model.parameters(), *model.buffers()]:
-            self._undo.append(_tensor_undo(tensor))
-        for parameter in model.parameters():
-            self._undo.append(_gradient_undo(parameter))
-        for optimizer in self._optimizers:
-            self._undo.append(_optimizer_undo(optimizer))
-        self._undo.append(_random_undo())
+        self._thaw: list[Thaw] = []
+        self._thaw += [_freeze_module(module) for module in model.modules()]
+        self._thaw += [_freeze_gradient(parameter) for parameter in model.parameters()]
+        self._thaw += [_freeze_optimizer(optimizer) for optimizer in find_optimizers(model)]
+        self._thaw.append(_freeze_random_state())
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put back everything that was captured, in the tensors that held it."""
-        for undo in self._undo:
-            undo()
+        for thaw in self._thaw:
+            thaw()
 
 
-def _tensor_undo(tensor: torch.Tensor) -> Callable[[], None]:
-    saved = tensor.detach().to("cpu", copy=True)
-    requires_grad = tensor.requires_grad
-
-    def undo() -> None:
-        # Through .data: a restore is no event for autograd, and leaves versions alone.
-        tensor.data.copy_(saved)
-        if tensor.is_leaf and tensor.requires_grad != requires_grad:
-            tensor.requires_grad_(requires_grad)
-
-    return undo
+Thaw = Callable[[], Any]
+"""Puts a value back as it was and returns it."""
 
 
-def _gradient_undo(parameter: nn.Parameter) -> Callable[[], None]:
-    gradient = parameter.grad
-    refill = _tensor_undo(gradient) if gradient is not None else None
-
-    def undo() -> None:
-        parameter.grad = gradient
-        if refill is not None:
-            refill()
-
-    return undo
-
-
-def _module_undo(module: nn.Module) -> Callable[[], None]:
-    names = {name: value for name, value in module.__dict__.items() if name not in _OWN_ATTRIBUTES}
-    contents = [_value_undo(value) for value in names.values()]
-    buffers = dict(module._buffers)
-
-    def undo() -> None:
-        for name in [name for name in module.__dict__ if name not in _OWN_ATTRIBUTES and name not in names]:
-            del module.__dict__[name]
-        module.__dict__.update(names)
-        module._buffers.clear()
-        module._buffers.update(buffers)
-        for refill in contents:
-            refill()
-
-    return undo
-
-
-def _value_undo(value: Any) -> Callable[[], None]:
-    if isinstance(value, torch.Tensor):
-        return _tensor_undo(value) if type(value) in (torch.Tensor, nn.Parameter) else _nothing
+def _freeze(value: Any) -> Thaw:
+    if type(value) in (torch.Tensor, nn.Parameter):
+        return _freeze_tensor(value)
+    if type(value) in (list, dict, set, deque, defaultdict):
+        return _freeze_container(value)
     if isinstance(value, torch.Generator):
-        return partial(_set_generator, value, value.get_state())
+        return partial(_thaw_by, value, value.set_state, value.get_state())
     if isinstance(value, random.Random):
-        return partial(value.setstate, value.getstate())
+        return partial(_thaw_by, value, value.setstate, value.getstate())
     if isinstance(value, np.random.Generator):
-        return partial(setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state))
-    if type(value) in (list, dict, set, deque):
-        return _container_undo(value)
-    return _nothing
+        set_state = partial(setattr, value.bit_generator, "state")
+        return partial(_thaw_by, value, set_state, copy.deepcopy(value.bit_generator.state))
+    return lambda: value
 
 
-def _set_generator(generator: torch.Generator, state: torch.Tensor) -> None:
-    generator.set_state(state)
+def _thaw_by(value: Any, set_state: Callable[[Any], object], state: Any) -> Any:
+    set_state(state)
+    return value
 
 
-def _container_undo(container: Any) -> Callable[[], None]:
-    items = container.copy()
-    inner = [_value_undo(item) for item in (items.values() if isinstance(items, dict) else items)]
+def _freeze_tensor(tensor: torch.Tensor) -> Thaw:
+    reference, kind, requires_grad, device = weakref.ref(tensor), type(tensor), tensor.requires_grad, tensor.device
+    frozen = tensor.detach().to("cpu", copy=True)
 
-    def undo() -> None:
-        container.clear()
-        (container.extend if isinstance(container, (list, deque)) else container.update)(items)
-        for refill in inner:
-            refill()
+    def thaw() -> torch.Tensor:
+        alive = reference()
+        if alive is None:
+            made = frozen.to(device, copy=True)
+            return nn.Parameter(made, requires_grad) if kind is nn.Parameter else made.requires_grad_(requires_grad)
+        # Through .data: a restore is no event for autograd, and leaves versions alone.
+        alive.data.copy_(frozen)
+        if alive.is_leaf and alive.requires_grad != requires_grad:
+            alive.requires_grad_(requires_grad)
+        return alive
 
-    return undo
+    return thaw
 
 
-def _nothing() -> None:
-    """There is nothing to undo."""
+def _freeze_container(container: Any) -> Thaw:
+    if isinstance(container, dict):
+        items = {key: _freeze(item) for key, item in container.items()}
+        return partial(_refill, container, container.update, lambda: {key: thaw() for key, thaw in items.items()})
+    thaws = [_freeze(item) for item in container]
+    fill = container.update if isinstance(container, set) else container.extend
+    return partial(_refill, container, fill, lambda: [thaw() for thaw in thaws])
 
 
-def _optimizer_undo(optimizer: Optimizer) -> Callable[[], None]:
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    states = {parameter: dict(state) for parameter, state in optimizer.state.items()}
-    contents = [_value_undo(value) for state in states.values() for value in state.values()]
-    contents += [_value_undo(value) for group in groups for value in group.values()]
+def _refill(container: Any, fill: Callable[[Any], object], contents: Callable[[], Any]) -> Any:
+    # Contents first: the container may be all that keeps its tensors alive.
+    thawed = contents()
+    container.clear()
+    fill(thawed)
+    return container
 
-    def undo() -> None:
+
+def _freeze_module(module: nn.Module) -> Thaw:
+    attributes = {name: _freeze(value) for name, value in module.__dict__.items() if name not in _OWN_ATTRIBUTES}
+    tensors = [_freeze_container(module._parameters), _freeze_container(module._buffers)]
+
+    def thaw() -> None:
+        for name in [name for name in module.__dict__ if name not in _OWN_ATTRIBUTES and name not in attributes]:
+            del module.__dict__[name]
+        module.__dict__.update({name: thaw_value() for name, thaw_value in attributes.items()})
+        for thaw_tensors in tensors:
+            thaw_tensors()
+
+    return thaw
+
+
+def _freeze_gradient(parameter: nn.Parameter) -> Thaw:
+    thaw_gradient = _freeze(parameter.grad)
+    return lambda: setattr(parameter, "grad", thaw_gradient())
+
+
+def _freeze_optimizer(optimizer: Optimizer) -> Thaw:
+    groups = [{name: _freeze(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    states = {parameter: {name: _freeze(value) for name, value in state.items()} for parameter, state in optimizer.state.items()}
+
+    def thaw() -> None:
         for group, saved in zip(optimizer.param_groups, groups, strict=True):
             for name in set(group) - set(saved) - {"params"}:
                 del group[name]
-            group.update(saved)
+            group.update({name: thaw_value() for name, thaw_value in saved.items()})
+        thawed = {parameter: {name: thaw_value() for name, thaw_value in state.items()} for parameter, state in states.items()}
         optimizer.state.clear()
-        optimizer.state.update({parameter: dict(state) for parameter, state in states.items()})
-        for refill in contents:
-            refill()
+        optimizer.state.update(thawed)
 
-    return undo
+    return thaw
 
 
-def _random_undo() -> Callable[[], None]:
+def _freeze_random_state() -> Thaw:
     python, numpy, cpu, devices = random.getstate(), np.random.get_state(), torch.get_rng_state(), _device_random_states()
 
-    def undo() -> None:
+    def thaw() -> None:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(cpu)
         for index, state in devices:
             torch.cuda.set_rng_state(state, index)
 
-    return undo
+    return thaw
 
 
 def random_states() -> list[torch.Tensor]:
@@ -175,7 +172,7 @@ def random_states() -> list[torch.Tensor]:
     return [torch.get_rng_state(), *(state for _, state in _device_random_states())]
 
 
-def _device_random_states() -> Iterable[tuple[int, torch.Tensor]]:
+def _device_random_states() -> list[tuple[int, torch.Tensor]]:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     return [(index, torch.cuda.get_rng_state(index)) for index in range(torch.cuda.device_count())]

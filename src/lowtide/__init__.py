@@ -1,0 +1,76 @@
+"""lowtide keeps the memory peak of PyTorch training under a budget, and proves that gradients are unchanged.
+
+Where torch is not installed, what needs none is here all the same: plans, the simulator and the solvers.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec as _find_spec
+
+from lowtide.errors import (
+    AlreadyAppliedError,
+    BudgetError,
+    InfeasibleBudgetError,
+    InputChangedError,
+    InvalidInputError,
+    LowtideError,
+    MissingExtraError,
+    PlanError,
+    ReplayError,
+    ReplayMismatchError,
+    StepError,
+    TargetError,
+    VerificationError,
+)
+from lowtide.plan import Plan, PlannedRegion, Simulation, simulate, solve
+from lowtide.records import Decision, StepTrace
+from lowtide.units import Budget
+from lowtide.workload import Workload
+
+if _find_spec("torch") is not None:
+    from lowtide._fit import FitResult, fit
+    from lowtide.engine import checkpoint
+    from lowtide.measure import Measurement
+    from lowtide.policy import Handle, apply, fingerprint
+    from lowtide.trace import trace
+    from lowtide.verify import Verification
+
+__all__ = [
+    "AlreadyAppliedError",
+    "Budget",
+    "BudgetError",
+    "Decision",
+    "FitResult",
+    "Handle",
+    "InfeasibleBudgetError",
+    "InputChangedError",
+    "InvalidInputError",
+    "LowtideError",
+    "Measurement",
+    "MissingExtraError",
+    "Plan",
+    "PlanError",
+    "PlannedRegion",
+    "ReplayError",
+    "ReplayMismatchError",
+    "Simulation",
+    "StepError",
+    "StepTrace",
+    "TargetError",
+    "Verification",
+    "VerificationError",
+    "Workload",
+    "apply",
+    "checkpoint",
+    "fingerprint",
+    "fit",
+    "simulate",
+    "solve",
+    "trace",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        raise MissingExtraError(f"lowtide.{name} needs PyTorch, which is not installed: pip install torch")
+    raise AttributeError(f"module 'lowtide' has no attribute {name!r}")

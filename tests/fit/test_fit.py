@@ -1,0 +1,178 @@
+"""The whole line on small real models: within budget, as predicted, equal to the last bit, nothing left behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.errors import AlreadyAppliedError, BudgetError, InfeasibleBudgetError, StepError
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "trace"))
+from _steps import STEPS, Made, gpt, no_optimizer, residual_net
+
+
+def everything(model: nn.Module) -> list[object]:
+    gradients = [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
+    return [[t.tolist() for t in model.state_dict().values()], gradients, torch.get_rng_state().tolist()]
+
+
+def is_untouched(model: nn.Module) -> bool:
+    return not any("forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("budget", ["40% of activations", "70% of activations"])
+@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS.keys())
+def test_measured_peak_is_within_budget_and_as_predicted(make: Callable[[], Made], budget: str) -> None:
+    model, step = make()
+    try:
+        result = lowtide.fit(model, step, budget, rounds=1)
+    except InfeasibleBudgetError as error:
+        result = lowtide.fit(model, step, error.smallest_bytes, rounds=1)
+    assert result.peak_bytes <= result.budget_bytes
+    assert result.predicted_peak_bytes == pytest.approx(result.peak_bytes, rel=0.02)
+    assert result.traced_peak_bytes == pytest.approx(result.plain.peak_bytes, rel=0.01)
+    assert result.verified, result.verification.summary
+    assert result.verification.repeatable
+    result.handle.remove()
+    assert is_untouched(model)
+
+
+def test_fit_leaves_the_training_state_as_it_found_it() -> None:
+    model, step = gpt()
+    before = everything(model)
+    lowtide.fit(model, step, "60%", rounds=1)
+    assert everything(model) == before
+
+
+def test_training_goes_on_with_the_same_losses() -> None:
+    def losses(planned: bool) -> list[float]:
+        torch.manual_seed(0)
+        model, step = gpt()
+        if planned:
+            lowtide.fit(model, step, "60%", rounds=1)
+        return [float(step()) for _ in range(5)]  # type: ignore[arg-type]
+
+    assert losses(planned=True) == losses(planned=False)
+
+
+def test_a_budget_above_the_peak_replays_nothing() -> None:
+    model, step = no_optimizer()
+    result = lowtide.fit(model, step, "1GiB", rounds=1)
+    assert result.plan.regions == ()
+    assert is_untouched(model)
+
+
+def test_auto_takes_what_the_device_has_free() -> None:
+    model, step = no_optimizer()
+    result = lowtide.fit(model, step, "auto", rounds=1)
+    assert result.budget_bytes > result.traced_peak_bytes
+    assert result.plan.regions == ()
+
+
+def test_replay_takes_part_of_the_step() -> None:
+    model, step = gpt()
+    result = lowtide.fit(model, step, "60%", rounds=3)
+    assert 0 < result.replay_share < 1
+    assert result.predicted_step_s > result.plain.step_s
+
+
+def test_the_smallest_budget_of_the_error_fits() -> None:
+    model, step = no_optimizer()
+    with pytest.raises(InfeasibleBudgetError, match="smallest budget that would fit") as caught:
+        lowtide.fit(model, step, 1000, rounds=1)
+    assert is_untouched(model)
+    assert caught.value.budget_bytes == 1000
+    result = lowtide.fit(model, step, caught.value.smallest_bytes, rounds=1)
+    assert result.peak_bytes <= caught.value.smallest_bytes
+
+
+def test_fitting_twice_is_refused_until_the_first_is_removed() -> None:
+    model, step = gpt()
+    first = lowtide.fit(model, step, "60%", rounds=1)
+    with pytest.raises(AlreadyAppliedError):
+        lowtide.fit(model, step, "60%", rounds=1)
+    first.handle.remove()
+    assert lowtide.fit(model, step, "60%", rounds=1).verified
+
+
+def test_a_saved_plan_serves_another_model_of_the_same_structure(tmp_path: Path) -> None:
+    model, step = gpt()
+    lowtide.fit(model, step, "60%", rounds=1).plan.save(tmp_path / "plan.json")
+    other, other_step = gpt()
+    other.load_state_dict(model.state_dict())
+    handle = lowtide.apply(other, lowtide.Plan.load(tmp_path / "plan.json"))
+    torch.manual_seed(5)
+    planned = other_step()
+    handle.remove()
+    assert is_untouched(other)
+    model, step = gpt()
+    torch.manual_seed(5)
+    assert isinstance(planned, torch.Tensor)
+
+
+def test_a_step_without_backward_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with pytest.raises(StepError, match="never called backward"):
+        lowtide.fit(model, lambda: model(torch.ones(1, 2)), "50%")
+    assert is_untouched(model)
+
+
+def test_a_model_with_nothing_to_replay_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(StepError, match="nothing to replay"):
+        lowtide.fit(model, lambda: model(torch.ones(1, 2)).sum().backward(), "50%")
+
+
+def test_an_unreadable_budget_is_refused_before_the_step_runs() -> None:
+    with pytest.raises(BudgetError, match="cannot read the budget"):
+        lowtide.fit(nn.Linear(2, 2), lambda: pytest.fail("the step ran"), "half")
+
+
+def test_the_users_own_error_passes_through_with_nothing_installed() -> None:
+    model, x = residual_net()
+    calls = iter(range(100))
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        if next(calls) == 3:
+            raise KeyError("theirs")
+
+    with pytest.raises(KeyError, match="theirs"):
+        lowtide.fit(model, step, "60%", rounds=1)
+    assert is_untouched(model)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_measured_peak_follows_a_written_formula() -> None:
+    """Every block replayed: the inputs of all blocks, and one block in backward.
+
+    With A the bytes of a (rows × width) tensor and blocks of Linear(w, 4w), GELU, Linear(4w, w), the peak is at the last block,
+    whose backward comes first: its replay has brought back the hidden layer before and after GELU (4A + 4A), the gradient of its output is
+    there (A), and that of the hidden layer is being made (4A), while the inputs of all n blocks wait (nA).
+    """
+    blocks, width, rows = 6, 16, 4096
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(blocks)))
+    x = torch.randn(rows, width)
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    plain = lowtide.simulate(lowtide.trace(model, step), None)
+    activation = rows * width * 4
+    parameters = sum(p.numel() * 4 for p in model.parameters())
+    regions = [lowtide.PlannedRegion((str(i),)) for i in range(blocks)]
+    plan = lowtide.Plan(tuple(regions), lowtide.fingerprint(model), 0, 0, 0.0, 0.0, "by hand")
+    handle = lowtide.apply(model, plan)
+    from lowtide.measure import peak_bytes
+
+    measured = peak_bytes(step, torch.device("cpu"), resident_bytes=parameters + activation)
+    handle.remove()
+    assert measured == pytest.approx(parameters + (blocks + 13) * activation, rel=0.02)
+    assert plain.peak_bytes > 1.5 * measured
