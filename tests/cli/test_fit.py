@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
+import sys
 
 import pytest
 
@@ -21,12 +21,10 @@ def test_the_table_is_all_of_standard_output_and_progress_goes_to_standard_error
     result = invoke("fit", target, "--budget", "75%")
     assert result.exit_code == 0, result.stderr
     lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
-    assert lines[0].startswith(f"{target} in ") or " in " in lines[0]
-    assert [
-        name
-        for name in ("budget", "peak traced", "peak predicted", "peak measured", "step time", "tokens per second", "gradients")
-        if name in result.stdout
-    ]
+    assert lines[0].startswith(f"{target} in ")
+    names = ("budget", "peak traced", "peak predicted", "peak measured", "measured differs by", "step time", "tokens per second")
+    rows = [line for line in lines if line.startswith((*names, "replayed share", "gradients"))]
+    assert len(rows) == len(names) + 2
     assert "tracing" in result.stderr
     assert "done" in result.stderr
 
@@ -58,14 +56,11 @@ def test_reports_are_written_by_their_suffix(invoke, target, tmp_path):
 def test_nothing_stays_installed(invoke, script):
     path = script("MODELS = []\ndef build():\n    found = workload()\n    MODELS.append(found.model)\n    return found")
     assert invoke("fit", f"{path}:build", "--budget", "75%").exit_code == 0
-    import sys
-
     (model,) = sys.modules[f"lowtide_target_{path.stem}"].MODELS
     assert all("forward" not in vars(module) for module in model.modules())
-    gc.collect()
 
 
-@pytest.mark.parametrize("budget", ["many", "", "-1", "0", "0%", "150%", "12 parsecs", "1.5", "nan", "1e3GB"])
+@pytest.mark.parametrize("budget", ["many", "", "-1", "0", "0%", "150%", "12 parsecs", "nan", "1e3GB"])
 def test_a_budget_that_cannot_be_read_is_refused_before_the_target_is_loaded(refused, script, budget):
     path = script("raise AssertionError('loaded')")
     sentence = refused("fit", f"{path}:workload", f"--budget={budget}")
@@ -92,8 +87,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(refused, scrip
     target = f"{path}:workload"
     assert f"{option} no/such/file.json: there is no directory" in refused("fit", target, "--budget", "75%", option, "no/such/file.json")
     assert "is a directory" in refused("fit", target, "--budget", "75%", option, tmp_path)
-    monkey = tmp_path / "script.json"
-    monkey.write_text("")
 
 
 def test_a_folder_without_permission_is_refused(refused, script, monkeypatch):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from pathlib import Path
 
-import lowtide
-
-SRC = str(Path(lowtide.__file__).parents[1])
+# A child finds lowtide where this process found it.
+ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PATH": os.environ["PATH"]}
 
 NOISE = """
 import atexit, ctypes, os, subprocess, sys, threading
@@ -25,9 +24,7 @@ def make_noise(where):
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=120, env={"PYTHONPATH": SRC, "PATH": "/usr/bin:/bin"}
-    )
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=ENVIRONMENT)
 
 
 def test_every_way_to_print_goes_to_standard_error():
@@ -49,8 +46,15 @@ ctypes.CDLL(None).printf(b"c after\\n")
 
 
 def test_it_works_without_a_standard_output():
-    code = "import os, sys\nfrom lowtide.cli._streams import output_kept_clean\nos.close(1)\nwith output_kept_clean():\n    sys.stderr.write('fine')\n"
-    done = python(code)
+    done = python(
+        """
+import os, sys
+from lowtide.cli._streams import output_kept_clean
+os.close(1)
+with output_kept_clean():
+    sys.stderr.write("fine")
+"""
+    )
     assert (done.returncode, done.stderr) == (0, "fine")
 
 

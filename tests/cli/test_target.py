@@ -135,5 +135,5 @@ def test_the_same_command_builds_the_same_model(script):
 def test_a_script_that_cannot_be_read_is_refused(script, monkeypatch):
     path = script()
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-    with pytest.raises(TargetError, match="cannot read the target .*: Permission denied"), loaded(f"{path}:workload"):
+    with pytest.raises(TargetError, match=r"cannot read the target .*: Permission denied"), loaded(f"{path}:workload"):
         pass

@@ -47,7 +47,7 @@ def test_labels_name_op_module_line_and_phase(make_fit):
     fit = make_fit(regions=[("blocks.1",)])
     texts = labels(timeline(fit.after), fit.after, fit.trace)
     assert texts[0].split("\n") == ["aten.addmm.default", "blocks.0", "net.py:10", "forward"]
-    assert [text.split("\n") for text in texts if "replay" in text][0] == [
+    assert next(text.split("\n") for text in texts if "replay" in text) == [
         "aten.addmm.default",
         "blocks.1",
         "net.py:11",

@@ -14,7 +14,7 @@ from lowtide.cli._failures import reported
 from lowtide.cli._outputs import refuse_unwritable, write_report
 from lowtide.cli._streams import output_kept_clean, progress
 from lowtide.cli._target import loaded
-from lowtide.report import Subject, fit_table, report_dict
+from lowtide.report import Subject, decided, fit_table, region_table, report_dict
 from lowtide.units import parse_budget
 
 _TARGET = "gpt, resnet or unet, or path/to/script.py:function or package.module:function, where the function returns a lowtide.Workload."
@@ -29,6 +29,7 @@ def fit(
     report: Annotated[
         Path | None, typer.Option(help="Write the report: .html, or .svg for the timeline alone.", show_default=False)
     ] = None,
+    decisions: Annotated[bool, typer.Option("--decisions", help="Print a second table: what was decided for each region.")] = False,
 ) -> None:
     """Find the fastest plan that keeps a training step's memory peak within a budget; measure and verify it."""
     with reported():
@@ -43,8 +44,10 @@ def fit(
             write_report(report, result, subject)
         if as_json:
             print(json.dumps(report_dict(result, subject), indent=2, allow_nan=False))
-        else:
-            Console().print(fit_table(result, subject))
+            return
+        Console().print(fit_table(result, subject))
+        if decisions:
+            Console().print(region_table(decided(result.trace, result.plan, result.after)))
 
 
 def _fitted(target: str, budget: str) -> tuple[_fit.FitResult, Subject]:

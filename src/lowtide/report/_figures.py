@@ -42,6 +42,15 @@ class Subject:
     tokens: int | None = None
     losses: Losses | None = None
 
+    @property
+    def title(self) -> str:
+        """The name without the folders of a path.
+
+        >>> Subject("models/train.py:build").title, Subject("gpt").title
+        ('train.py:build', 'gpt')
+        """
+        return self.name.replace("\\", "/").rsplit("/", 1)[-1]
+
 
 @dataclass(frozen=True)
 class Figure:

@@ -25,7 +25,7 @@ def fit_page(fit: Fitted, subject: Subject) -> str:
     from plotly.offline import get_plotlyjs
 
     sections = (_figures_section(fit, subject), _timeline_section(fit), _regions_section(decided(fit.trace, fit.plan, fit.after)))
-    return page(f"{subject.name} in {format_bytes(fit.budget_bytes)}", headline(fit), sections, scripts=(get_plotlyjs(),))
+    return page(f"{subject.title} in {format_bytes(fit.budget_bytes)}", headline(fit), sections, scripts=(get_plotlyjs(),))
 
 
 def _figures_section(fit: Fitted, subject: Subject) -> Section:

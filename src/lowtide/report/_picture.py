@@ -50,7 +50,7 @@ def timeline_svg(fit: Fitted, subject: Subject) -> str:
     parts = [
         part for line, scale, title in zip(lines, scales, titles, strict=True) for part in _panel(line, scale, title, fit.budget_bytes)
     ]
-    return "\n".join((*_opening(subject.name), *parts, *_time_axis(scales[-1]), "</svg>\n"))
+    return "\n".join((*_opening(subject.title), *parts, *_time_axis(scales[-1]), "</svg>\n"))
 
 
 def _opening(name: str) -> list[str]:

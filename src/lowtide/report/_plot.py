@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -14,6 +15,7 @@ from lowtide.units import format_bytes
 
 _COLUMNS = 1200
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+_TIME_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 _BUDGET_LINE = {
     "line": {"color": BUDGET, "width": 1.5, "dash": "dash"},
     "annotation_position": "top right",
@@ -31,6 +33,36 @@ _BYTES_AXIS = {
 _TIME_AXIS = {"showgrid": False, "ticks": "outside", "ticklen": 5, "tickcolor": MUTED, "showticklabels": True}
 
 
+@dataclass(frozen=True)
+class _Axes:
+    """Both axes of both panels, with the units that suit them.
+
+    Attributes:
+        time, bytes: name of the unit, and what one is in seconds or bytes.
+        end_s, top_bytes: where the axes end.
+    """
+
+    time: tuple[str, float]
+    bytes: tuple[str, int]
+    end_s: float
+    top_bytes: float
+
+    @classmethod
+    def around(cls, lines: list[Timeline], budget_bytes: int) -> _Axes:
+        end_s = max(line.end_s for line in lines)
+        top = 1.06 * max(budget_bytes, *(float(line.total_bytes.max()) for line in lines))
+        time = next((unit for unit in _TIME_UNITS if end_s >= 2 * unit[1]), _TIME_UNITS[-1])
+        return cls(time, next(unit for unit in _UNITS if top >= unit[1]), end_s, top)
+
+    def times(self, line: Timeline) -> Any:
+        """Where each row starts, and where the last one ends."""
+        return np.append(line.start_s, line.end_s) / self.time[1]
+
+    def heights(self, count: Any) -> Any:
+        """Each row's bytes; the last one twice, for a step line would otherwise stop short of the end."""
+        return np.append(count, count[-1]) / self.bytes[1]
+
+
 def timeline_figure(fit: Fitted) -> Any:
     """Draw the timelines.
 
@@ -39,40 +71,28 @@ def timeline_figure(fit: Fitted) -> Any:
     """
     from plotly.subplots import make_subplots
 
-    sides = (fit.before, fit.after)
-    titles = [
-        f"{name} · peak {format_bytes(side.peak_bytes)}" for name, side in zip(("Without the plan", "With the plan"), sides, strict=True)
-    ]
+    sides = {"Without the plan": fit.before, "With the plan": fit.after}
+    titles = [f"{name} · peak {format_bytes(side.peak_bytes)}" for name, side in sides.items()]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.12, subplot_titles=titles)
     figure.update_annotations(x=0, xanchor="left", font={"size": 14})
-    lines = [thinned(timeline(simulation), _COLUMNS) for simulation in sides]
-    highest = 1.06 * max(fit.budget_bytes, *(float(line.total_bytes.max()) for line in lines))
-    unit, scale = next((name, size) for name, size in _UNITS if highest >= size)
-    budget = f"budget {format_bytes(fit.budget_bytes)}"
-    for row, (line, simulation) in enumerate(zip(lines, sides, strict=True), start=1):
-        texts = _hover_texts(labels(line, simulation, fit.trace))
-        figure.add_traces([*_areas(line, scale), _replay_bands(line, highest / scale), _total(line, scale, texts)], rows=row, cols=1)
-        figure.add_hline(fit.budget_bytes / scale, row=row, col=1, annotation_text=budget, **_BUDGET_LINE)
-    _style(figure, unit, highest / scale, max(line.end_s for line in lines))
+    lines = [thinned(timeline(side), _COLUMNS) for side in sides.values()]
+    axes = _Axes.around(lines, fit.budget_bytes)
+    for row, (line, side) in enumerate(zip(lines, sides.values(), strict=True), start=1):
+        texts = _hover_texts(labels(line, side, fit.trace))
+        figure.add_traces([*_areas(line, axes), _replay_bands(line, axes), _total(line, axes, texts)], rows=row, cols=1)
+        text = f"budget {format_bytes(fit.budget_bytes)}"
+        figure.add_hline(fit.budget_bytes / axes.bytes[1], row=row, col=1, annotation_text=text, **_BUDGET_LINE)
+    _style(figure, axes)
     return figure
 
 
-def _steps(line: Timeline, values: Any) -> Any:
-    """The last value is repeated at the end of the step, where a step line would otherwise stop short."""
-    return np.append(values, values[-1])
-
-
-def _milliseconds(line: Timeline) -> Any:
-    return np.append(line.start_s, line.end_s) * 1e3
-
-
-def _areas(line: Timeline, scale: int) -> list[Any]:
+def _areas(line: Timeline, axes: _Axes) -> list[Any]:
     import plotly.graph_objects as go
 
     return [
         go.Scatter(
-            x=_milliseconds(line),
-            y=_steps(line, line.of(category) / scale),
+            x=axes.times(line),
+            y=axes.heights(line.of(category)),
             name=category.value,
             stackgroup="live",
             mode="lines",
@@ -83,27 +103,27 @@ def _areas(line: Timeline, scale: int) -> list[Any]:
     ]
 
 
-def _replay_bands(line: Timeline, top: float) -> Any:
+def _replay_bands(line: Timeline, axes: _Axes) -> Any:
     """One trace for all replays, so that hundreds of them cost no more than one."""
     import plotly.graph_objects as go
 
     x: list[float | None] = []
     y: list[float | None] = []
+    top = axes.top_bytes / axes.bytes[1]
     for interval in line.replays:
-        start, end = interval.start_s * 1e3, interval.end_s * 1e3
+        start, end = interval.start_s / axes.time[1], interval.end_s / axes.time[1]
         x += [start, start, end, end, None]
         y += [0, top, top, 0, None]
-    return go.Scatter(
-        x=x, y=y, name="replay", mode="lines", fill="toself", line={"width": 0, "color": REPLAY}, fillcolor=REPLAY_SHADE, hoverinfo="skip"
-    )
+    shade = {"fill": "toself", "fillcolor": REPLAY_SHADE, "line": {"width": 0, "color": REPLAY}}
+    return go.Scatter(x=x, y=y, name="replay", mode="lines", hoverinfo="skip", **shade)
 
 
-def _total(line: Timeline, scale: int, texts: list[str]) -> Any:
+def _total(line: Timeline, axes: _Axes, texts: list[str]) -> Any:
     import plotly.graph_objects as go
 
     return go.Scatter(
-        x=_milliseconds(line),
-        y=_steps(line, line.total_bytes / scale),
+        x=axes.times(line),
+        y=axes.heights(line.total_bytes),
         customdata=[*texts, texts[-1]],
         name="total",
         mode="lines",
@@ -121,7 +141,7 @@ def _hover_texts(lines: list[str]) -> list[str]:
     return texts
 
 
-def _style(figure: Any, unit: str, top: float, end_s: float) -> None:
+def _style(figure: Any, axes: _Axes) -> None:
     figure.update_layout(
         template="plotly_white",
         font={"family": FONT, "size": 13, "color": INK},
@@ -131,5 +151,6 @@ def _style(figure: Any, unit: str, top: float, end_s: float) -> None:
         hoverlabel={"bgcolor": "rgba(255,255,255,0.95)", "bordercolor": GRID, "font": {"size": 12}},
         autosize=True,
     )
-    figure.update_yaxes(range=[0, top], ticksuffix=f" {unit}", hoverformat=".2f", **_BYTES_AXIS)
-    figure.update_xaxes(range=[0, end_s * 1e3], ticksuffix=" ms", hoverformat=".3f", **_TIME_AXIS)
+    (time, second), (unit, size) = axes.time, axes.bytes
+    figure.update_xaxes(range=[0, axes.end_s / second], ticksuffix=f" {time}", hoverformat=".4~g", **_TIME_AXIS)
+    figure.update_yaxes(range=[0, axes.top_bytes / size], ticksuffix=f" {unit}", hoverformat=".2f", **_BYTES_AXIS)

@@ -24,7 +24,7 @@ class RegionRow:
     Attributes:
         paths: module paths; several for a segment; none for what the step does outside any module.
         name: the paths in one text.
-        type: class name of the module, with the count for a segment.
+        type: class name of the module; for a segment those of its members.
         decision: what becomes of its saved tensors.
         saved_bytes: storages that autograd saved here and nowhere before.
         freed_bytes: the part of them that a replay lets go of after forward; 0 where they are kept.
@@ -157,11 +157,22 @@ def _is_dropped(tensor: SavedTensor, trace: StepTrace, region_start: int) -> boo
 
 
 def _types(calls: tuple[Call, ...], owners: list[_Row]) -> dict[_Row, str]:
-    types: dict[_Row, str] = {}
+    members: defaultdict[_Row, dict[str, str]] = defaultdict(dict)
     for call, row in zip(calls, owners, strict=True):
-        if call.path in row.paths and row not in types:
-            types[row] = call.type if len(row.paths) == 1 else f"{len(row.paths)} × {call.type}"
-    return types
+        if call.path in row.paths:
+            members[row].setdefault(call.path, call.type)
+    return {row: _summed_up(list(types.values())) for row, types in members.items()}
+
+
+def _summed_up(types: list[str]) -> str:
+    """One text for the types of a segment's members.
+
+    >>> _summed_up(["Block"]), _summed_up(["Block", "Block"]), _summed_up(["Linear", "GELU", "Linear"])
+    ('Block', '2 × Block', 'Linear, GELU, Linear')
+    """
+    if len(set(types)) == 1:
+        return types[0] if len(types) == 1 else f"{len(types)} × {types[0]}"
+    return ", ".join(types[:3]) + (f" and {len(types) - 3} more" if len(types) > 3 else "")
 
 
 def _replay_seconds(simulation: Simulation) -> dict[tuple[str, ...], float]:

@@ -26,7 +26,7 @@ _COLOURS = {Decision.KEEP: "green", Decision.RECOMPUTE: "cyan", Decision.OFFLOAD
 
 def fit_table(fit: Fitted, subject: Subject) -> Table:
     """The table that ends a fit: every main figure without and with the plan."""
-    table = _table(f"{subject.name} in {format_bytes(fit.budget_bytes)}")
+    table = _table(f"{subject.title} in {format_bytes(fit.budget_bytes)}")
     table.add_column("")
     table.add_column("without plan", justify="right")
     table.add_column("with plan", justify="right")
@@ -42,8 +42,9 @@ def region_table(rows: Iterable[RegionRow]) -> Table:
     ``saved`` are the bytes that autograd saved there, ``freed`` what its replay lets go of, ``replay`` its predicted time.
     """
     table = _table("decisions")
-    for heading in ("region", "module", "decision"):
-        table.add_column(heading, overflow="fold")
+    table.add_column("region", overflow="fold", min_width=22)
+    table.add_column("module", overflow="ellipsis", no_wrap=True)
+    table.add_column("decision")
     for heading in ("saved", "freed", "replay"):
         table.add_column(heading, justify="right")
     for row in grouped(rows):
