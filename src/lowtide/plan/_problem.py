@@ -22,6 +22,7 @@ import numpy as np
 from scipy import sparse
 
 from lowtide.plan._candidates import Candidate, cliques, conflicts
+from lowtide.plan._dominance import undominated
 from lowtide.plan._holders import Choices, Expressions
 from lowtide.plan._index import NEVER, Floats, Ints, TraceIndex, ints
 from lowtide.plan._replay import Replay
@@ -80,18 +81,39 @@ class _Terms:
         return change.cumsum(axis=0)[:-1]
 
 
+@dataclass(frozen=True)
+class _Moments:
+    """Bytes alive at some moments: ``fixed`` and amounts by expression.
+
+    Attributes:
+        turn: ``(moments,)`` when: ``2 * op + 1`` for an op, ``2 * op`` for the gap before it.
+        amounts: ``(moments, expressions)``.
+        fixed: ``(moments,)``.
+    """
+
+    turn: Ints
+    amounts: Floats
+    fixed: Floats
+
+    @staticmethod
+    def in_time(parts: Sequence[_Moments]) -> _Moments:
+        turn, amounts, fixed = (np.concatenate(column) for column in zip(*((p.turn, p.amounts, p.fixed) for p in parts), strict=True))
+        order = np.argsort(turn, kind="stable")
+        return _Moments(turn[order], amounts[order], fixed[order])
+
+
 def memory_model(index: TraceIndex, found: Sequence[Candidate]) -> MemoryModel:
     """Build the model for these candidates."""
     known = Expressions(len(found), conflicts(list(found)))
     held = _held_terms(index, found, known)
     copies = _copy_terms(found, known)
-    parts = [_step_rows(index, known, held, copies), _gap_rows(index, found, known, held, copies)]
+    moments = _Moments.in_time([_step_rows(index, known, held, copies), _gap_rows(index, found, known, held, copies)])
     table, base = known.table()
-    amounts = np.concatenate([amount for amount, _ in parts])
-    rows, constant = _distinct((sparse.csr_array(amounts) @ table).toarray(), np.concatenate([c for _, c in parts]) + amounts @ base)
-    at_least, floor = known.ties()
     groups = tuple(tuple(g) for g in cliques(list(found)))
-    return MemoryModel(tuple(found), known.extra, sparse.csr_array(rows), constant, at_least, floor, groups)
+    weights, constant = (sparse.csr_array(moments.amounts) @ table).toarray(), moments.fixed + moments.amounts @ base
+    kept = undominated(weights, constant, groups)
+    at_least, floor = known.ties()
+    return MemoryModel(tuple(found), known.extra, sparse.csr_array(weights[kept]), constant[kept], at_least, floor, groups)
 
 
 def _held_terms(index: TraceIndex, found: Sequence[Candidate], known: Expressions) -> _Terms:
@@ -133,26 +155,24 @@ def _copy_terms(found: Sequence[Candidate], known: Expressions) -> _Terms:
     return _Terms.of(rows)
 
 
-def _step_rows(index: TraceIndex, known: Expressions, held: _Terms, copies: _Terms) -> tuple[Floats, Floats]:
-    """Amounts by expression and constant of the ops of the step; ops with equal amounts in one row, at their maximum."""
+def _step_rows(index: TraceIndex, known: Expressions, held: _Terms, copies: _Terms) -> _Moments:
+    """The ops of the step; neighbours with equal amounts are one moment, at their maximum."""
     changes = np.concatenate([held.begin, held.until, copies.begin, copies.until, ints([0])])
     places = np.unique(changes[changes < index.op_count])
     fixed = np.maximum.reduceat(_natural_bytes(index, gaps=False) + index.workspace, places)
-    return held.at(places, len(known)) + copies.at(places, len(known)), fixed.astype(np.float64)
+    return _Moments(2 * places + 1, held.at(places, len(known)) + copies.at(places, len(known)), fixed.astype(np.float64))
 
 
-def _gap_rows(index: TraceIndex, found: Sequence[Candidate], known: Expressions, held: _Terms, copies: _Terms) -> tuple[Floats, Floats]:
-    """Amounts by expression and constant of the replays."""
+def _gap_rows(index: TraceIndex, found: Sequence[Candidate], known: Expressions, held: _Terms, copies: _Terms) -> _Moments:
+    """The replays, each at its own peak."""
     natural = _natural_bytes(index, gaps=True)
     gaps = _replays_by_gap(found)
     places = ints(gaps)
     amounts = held.at(places, len(known)) + copies.later().at(places, len(known))
-    rows, fixed = [], []
-    for place, gap, amount in zip(gaps, gaps.values(), amounts, strict=True):
-        for own in _amounts_in_gap(gap, known):
-            rows.append(amount + own)
-            fixed.append(natural[place])
-    return np.array(rows).reshape(-1, len(known)), np.array(fixed, dtype=np.float64)
+    added = [(i, own) for i, gap in enumerate(gaps.values()) for own in _amounts_in_gap(gap, known)]
+    which = ints(i for i, _ in added)
+    own = np.array([own for _, own in added]).reshape(-1, len(known))
+    return _Moments(2 * places[which], amounts[which] + own, natural[places[which]].astype(np.float64))
 
 
 def _replays_by_gap(found: Sequence[Candidate]) -> dict[int, list[tuple[int, Replay]]]:
@@ -185,11 +205,3 @@ def _natural_bytes(index: TraceIndex, *, gaps: bool) -> Ints:
     np.add.at(change, begin, index.bytes)
     np.subtract.at(change, np.maximum(index.freed, begin), index.bytes)
     return change.cumsum()[: index.op_count]
-
-
-def _distinct(rows: Floats, constant: Floats) -> tuple[Floats, Floats]:
-    """Rows with equal coefficients once, at their largest constant."""
-    unique, which = np.unique(rows, axis=0, return_inverse=True)
-    largest = np.full(len(unique), -np.inf)
-    np.maximum.at(largest, which.reshape(-1), constant)
-    return unique, largest
