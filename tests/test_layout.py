@@ -25,6 +25,7 @@ ORDER = (
     "plan",
     "_torch_private",
     "engine",
+    "torch_compat",
     "policy",
     "trace",
     "measure",
