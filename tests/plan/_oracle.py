@@ -52,11 +52,9 @@ def occurrence(trace: StepTrace, calls: list[int]) -> dict:
     dropped = []
     for j in slots:
         slot, freed = trace.saved[j], trace.storages[trace.saved[j].storage].freed
-        if before is None:
-            keep = slot.used is not None
-        else:
-            keep = freed > before or (slot.used is not None and slot.used < before)
-        if not keep:
+        never = slot.used is None
+        alive_anyway = not never if before is None else freed > before or (not never and slot.used < before)
+        if not alive_anyway:
             dropped.append(j)
     needed = [j for j in dropped if before is not None and trace.saved[j].used is not None]
     last = max([trace.saved[j].position for j in needed], default=0)

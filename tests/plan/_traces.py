@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lowtide.records import Call, Category, Op, Phase, SavedTensor, Storage, StepTrace
+from lowtide.records import Call, Category, Op, Phase, SavedTensor, StepTrace, Storage
 
 MB = 1_000_000
 

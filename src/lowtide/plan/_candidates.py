@@ -15,6 +15,9 @@ from lowtide.plan._index import NEVER, TraceIndex
 from lowtide.plan._replay import Replay, replays_of
 from lowtide.plan._solution import ancestors
 
+MOST_SEGMENTS = 5000
+"""Enough for every run of 100 siblings, or runs of up to 27 among 200."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -54,10 +57,29 @@ class Candidate:
         return tuple(tuple(r.ops.tolist()) for r in self.replays if r.before != NEVER)
 
 
-def candidates(index: TraceIndex) -> list[Candidate]:
-    """All regions worth choosing, single modules first, each in order of first call."""
-    found = [_candidate(index, paths) for paths in [*_modules(index), *_segments(index)]]
-    return _undominated([c for c in found if c.dropped])
+@dataclass(frozen=True)
+class Candidates:
+    """The regions worth choosing.
+
+    Attributes:
+        regions: single modules first, each in order of first call.
+        complete: all of them. With more than a few dozen siblings in a row, the longest segments are left out.
+    """
+
+    regions: tuple[Candidate, ...]
+    complete: bool
+
+
+def candidates(index: TraceIndex, most_segments: int = MOST_SEGMENTS) -> Candidates:
+    """The candidates of a trace.
+
+    Args:
+        index: of the trace.
+        most_segments: how many to consider; shorter segments come first.
+    """
+    segments = sorted(_segments(index), key=len)
+    found = [_candidate(index, paths) for paths in [*_modules(index), *segments[:most_segments]]]
+    return Candidates(tuple(_undominated([c for c in found if c.dropped])), len(segments) <= most_segments)
 
 
 def _candidate(index: TraceIndex, paths: tuple[str, ...]) -> Candidate:

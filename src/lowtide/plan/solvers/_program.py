@@ -16,8 +16,8 @@ from lowtide.plan.solvers._quiet import quiet
 _SCALE = 1e2
 """The budget in the units of the program: far above the solver's tolerance of 1e-6, which is then less than a byte in 10 GB."""
 
-_OPTIMAL, _LIMIT, _INFEASIBLE = 0, 1, 2
-"""Statuses of ``scipy.optimize.milp``."""
+_INFEASIBLE = 2
+"""A status of ``scipy.optimize.milp``."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,18 @@ class Choice:
     Attributes:
         chosen: candidates, by number; ``None`` when none was found.
         objective: of what was found; seconds, or bytes of the smallest peak.
-        bound: nothing better than this exists.
-        proved_none: there is no solution at all.
+        bound: nothing better than this exists; infinite when there is no solution at all.
     """
 
     chosen: tuple[int, ...] | None
     objective: float
     bound: float
-    proved_none: bool = False
 
 
 def fastest(model: MemoryModel, budget_bytes: float, *, time_limit_s: float, rel_gap: float) -> Choice:
     """The candidates of least replay time with no moment over budget."""
     if not model.candidates:
-        return Choice((), 0.0, 0.0) if model.constant.max() <= budget_bytes else Choice(None, np.inf, np.inf, proved_none=True)
+        return Choice((), 0.0, 0.0) if model.constant.max() <= budget_bytes else Choice(None, np.inf, np.inf)
     scale = _SCALE / max(budget_bytes, 1.0)
     rows = LinearConstraint(model.rows * scale, -np.inf, (budget_bytes + 0.5 - model.constant) * scale)
     cost = np.concatenate([model.seconds, np.zeros(model.extra)])
@@ -72,7 +70,7 @@ def _solve(
             options={"time_limit": time_limit_s, "mip_rel_gap": rel_gap},
         )
     if result.x is None:
-        return Choice(None, np.inf, np.inf if result.status == _INFEASIBLE else 0.0, result.status == _INFEASIBLE)
+        return Choice(None, np.inf, np.inf if result.status == _INFEASIBLE else 0.0)
     chosen = tuple(int(i) for i in np.flatnonzero(result.x[:count] > 0.5))
     bound = result.fun if result.mip_dual_bound is None else result.mip_dual_bound  # none when nothing was left to choose
     return Choice(chosen, float(result.fun) * unit, float(bound) * unit)
