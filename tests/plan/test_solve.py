@@ -109,7 +109,7 @@ def test_a_step_with_nothing_to_replay_is_infeasible_below_its_peak() -> None:
     w.op(phase=Phase.BACKWARD)
     trace = w.trace()
     assert solve(trace, 5 * MB).regions == ()
-    with pytest.raises(InfeasibleBudgetError, match="whose peak is in forward, at op, with 4.77 MiB of activations"):
+    with pytest.raises(InfeasibleBudgetError, match=r"whose peak is in forward, at op, with 4\.77 MiB of activations"):
         solve(trace, 5 * MB - 1)
 
 
