@@ -178,3 +178,17 @@ def test_a_model_with_nothing_to_replay(refused, script):
         "def build():\n    model = nn.Linear(4, 4)\n    return Workload(model, lambda: model(torch.randn(8, 4)).sum().backward())"
     )
     assert "nothing to replay" in refused("fit", f"{path}:build", "--budget", "50%")
+
+
+def test_an_error_inside_a_library_is_blamed_on_the_line_that_called_it(blamed, script):
+    path = script("import numpy\ndef build():\n    return numpy.fft.fft(numpy.zeros(3), n=-1)  # in numpy")
+    sentence, traceback = blamed(f"{path}:build")
+    assert f"{path}:{line_of(path, '# in numpy')}: ValueError" in sentence
+    assert "numpy" in traceback
+
+
+def test_endless_recursion_is_reported_in_few_lines(blamed, script):
+    path = script("def build():\n    return build()")
+    sentence, traceback = blamed(f"{path}:build")
+    assert "RecursionError" in sentence
+    assert len(traceback.splitlines()) < 40

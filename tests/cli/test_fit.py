@@ -21,7 +21,7 @@ def test_the_table_is_all_of_standard_output_and_progress_goes_to_standard_error
     result = invoke("fit", target, "--budget", "75%")
     assert result.exit_code == 0, result.stderr
     lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
-    assert lines[0].startswith(f"{target} in ")
+    assert lines[0].startswith(f"{target.rsplit('/')[-1]} in ")
     names = ("budget", "peak traced", "peak predicted", "peak measured", "measured differs by", "step time", "tokens per second")
     rows = [line for line in lines if line.startswith((*names, "replayed share", "gradients"))]
     assert len(rows) == len(names) + 2

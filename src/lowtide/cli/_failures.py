@@ -6,11 +6,14 @@ their traceback without lowtide's frames. Only a fault of lowtide itself shows e
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
 from itertools import dropwhile
 from pathlib import Path
 
@@ -22,10 +25,12 @@ BAD_INPUT = 2
 FAULT = 1
 INTERRUPTED = 130
 
-_LOWTIDE = str(Path(__file__).parents[1])
-_WORKLOADS = str(Path(_LOWTIDE, "workloads"))
-_STDLIB = sysconfig.get_path("stdlib")
-_SITES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+_LOWTIDE = str(Path(__file__).parents[1]) + os.sep
+_WORKLOADS = str(Path(_LOWTIDE, "workloads")) + os.sep
+_SITES = tuple({sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep})
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+# What lowtide calls and the user's code calls as well: an error in there says nothing about whose fault it is.
+_SHARED = ("torch", "numpy", "scipy", "plotly", "rich", "typer")
 # Frames of torch that only pass a call on.
 _PASSING_ON = ("_call_impl", "_wrapped_call_impl")
 
@@ -77,7 +82,7 @@ def _hint(error: BaseException) -> str:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether lowtide, rather than the user's code, was at work: neither torch nor the standard library decides that."""
+    """Whether lowtide, rather than the user's code, was at work."""
     if isinstance(error, SyntaxError) and error.filename and not _is_lowtide(error.filename):
         return False
     deciding = [frame.filename for frame in traceback.extract_tb(error.__traceback__) if not _is_neutral(frame.filename)]
@@ -89,17 +94,24 @@ def _is_lowtide(file: str) -> bool:
 
 
 def _is_neutral(file: str) -> bool:
-    in_site = file.startswith(_SITES)
-    return file.startswith("<") or (file.startswith(_STDLIB) and not in_site) or (in_site and f"{Path('/torch/')}/" in file)
+    in_stdlib = file.startswith(_STDLIB) and not file.startswith(_SITES)
+    return in_stdlib or file.startswith(("<", *_shared_folders()))
+
+
+@cache
+def _shared_folders() -> tuple[str, ...]:
+    specs = [find_spec(name) for name in _SHARED]
+    return tuple(folder + os.sep for spec in specs if spec for folder in spec.submodule_search_locations or ())
 
 
 def _location(error: BaseException) -> str:
-    """File and line of the user's innermost frame."""
+    """File and line of the user's innermost frame; of their own files rather than of libraries they use."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not _is_neutral(frame.filename) and not _is_lowtide(frame.filename)]
-    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else "an unknown place"
+    own = [frame for frame in theirs if not frame.filename.startswith(_SITES)] or theirs
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else "an unknown place"
 
 
 def _trim(summary: traceback.TracebackException) -> None:
