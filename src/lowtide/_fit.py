@@ -187,7 +187,8 @@ class _Fitting:
             if peak <= budget_bytes:
                 return handle, peak
             handle.remove()
-            allowed = min(allowed, plan.predicted_peak_bytes) - (peak - budget_bytes)
+            # Never less than a thousandth: the budget is reached in few rounds, or the solver finds that there is no plan left.
+            allowed = min(allowed, plan.predicted_peak_bytes) - max(peak - budget_bytes, budget_bytes // 1000)
 
     def _install_and_measure(self, plan: Plan) -> tuple[Handle, int]:
         handle = apply(self._model, plan)
