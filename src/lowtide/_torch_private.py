@@ -125,6 +125,8 @@ def set_dispatch_modes(modes: tuple[Any, ...]) -> None:
 
 # What torch.utils.checkpoint itself is made of: for lowtide.torch_compat, which keeps its semantics.
 graph_exec_group: Callable[[], Any] = torch._C._get_graph_exec_group
+tree_flatten: Callable[[Any], tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
+tree_unflatten: Callable[[list[Any], Any], Any] = torch.utils._pytree.tree_unflatten
 SavedTensor: Any = torch._C._autograd.SavedTensor
 save_tensor: Callable[..., Any] = torch._C._autograd._make_saved_tensor
 backward_takes_all_gradients: Callable[[], bool] = torch.autograd._is_checkpoint_valid
@@ -136,3 +138,11 @@ CachedMode: Any = torch.utils.checkpoint._CachedTorchDispatchMode
 def checkpoint_advice() -> str:
     """What this release of torch advises when a replay did not match."""
     return str(torch.utils.checkpoint._debug_tip_msg)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number that two tensors share if they share their storage; 0 where a tensor has none."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):
+        return 0

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from lowtide import _torch_private as private
-from lowtide.engine._guards._ambient import set_ambient, take_ambient
-from lowtide.engine._guards._modules import Taken, Watch, first_changed
-from lowtide.engine._guards._random import set_random, take_random
-from lowtide.engine._tree import Place, load, places_in, store
+from lowtide.engine._guards._ambient import Ambient, for_replay, set_ambient, take_ambient
+from lowtide.engine._guards._attributes import Attributes, put_attributes, put_back_attributes, take_attributes
+from lowtide.engine._guards._modules import Taken, Watch, still_as, watch_of
+from lowtide.engine._guards._random import NUMPY, PYTHON, Random, put_random, take_random
+from lowtide.engine._parts import Place
+from lowtide.engine._profile import Profile, Script
+from lowtide.engine._state import put_state, take_state
+from lowtide.engine._tree import ATOMS, load, places_in, store
+from lowtide.errors import InputChangedError
 
 if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
 
 
 class Held(Place):
-    """An input of the frame."""
+    """An input of the frame.
 
-    __slots__ = ("index", "requires_grad")
+    Attributes:
+        index: its place in ``Frame.held``.
+        version: of the tensor when the call was entered.
+        copied: what is held is a copy, for the call writes to the tensor.
+    """
 
-    def __init__(self, index: int, requires_grad: bool) -> None:
-        self.index, self.requires_grad = index, requires_grad
+    __slots__ = ("copied", "index", "requires_grad", "version")
+
+    def __init__(self, index: int, requires_grad: bool, version: int, copied: bool) -> None:
+        self.index = index
+        self.requires_grad = requires_grad
+        self.version = version
+        self.copied = copied
 
 
 class Made(Place):
@@ -41,86 +55,156 @@ class Call:
     """How to call a member again.
 
     Attributes:
-        target: the callable.
+        target: the callable, taken apart unless it is ``fixed``.
+        args, kwargs: the arguments, taken apart.
+        profile: what audits learned of the callable.
+        watches: the modules that it may run, with what they held.
+        states: generators and the like, with their state.
+        attributes: of modules, that such a call changes, with what they were.
+        first: how many tensors the frame had saved when it was entered.
+        script: of an audited call that went the same way, once it is known.
     """
 
-    __slots__ = ("_ambient", "_args", "_kwargs", "_modules", "_random", "target")
+    __slots__ = (
+        "_keep", "ambient", "args", "attributes", "deep", "first", "fixed", "kwargs", "profile", "random", "script", "states", "target", "watches",
+    )  # fmt: skip
 
-    def __init__(self, frame: Frame, target: Callable[..., Any], watch: Watch | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.target = target
+    def __init__(
+        self, frame: Frame, target: Callable[..., Any], fixed: nn.Module | None, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.profile = profile
+        self.watches: list[tuple[Watch, Taken]] = []
+        self.states: list[tuple[object, Any]] = []
+        self.attributes: list[Attributes] = []
+        self.first = len(frame.slots)
+        self.script: Script | None = None
+        self.fixed = fixed is not None
+        self.deep = False
+        self._keep: Callable[[torch.Tensor], Place] | None = frame.keep
+        self._take(target, fixed, args, kwargs)
+        self.random: Random = take_random()
+        self.ambient: Ambient = take_ambient(profile.attention)
+        self._keep = None
+
+    def _take(self, target: Callable[..., Any], fixed: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         memo: dict[int, Any] = {}
-        keep = frame.keep
-        self._args = [store(arg, keep, memo) for arg in args]
-        self._kwargs = {name: store(arg, keep, memo) for name, arg in kwargs.items()} if kwargs else {}
-        self._modules: tuple[Watch, Taken] | None = None if watch is None else (watch, watch.take())
-        self._random = take_random()
-        self._ambient = take_ambient()
+        keep = self._keep
+        assert keep is not None
+        if fixed is not None:
+            self.module(fixed)
+            self.target: Any = target
+        else:
+            self.target = store(target, self, memo)
+        stored: list[Any] = []
+        for arg in args:
+            kind = type(arg)
+            stored.append(keep(arg) if kind is torch.Tensor else arg if kind in ATOMS else store(arg, self, memo))
+        self.args = stored
+        self.kwargs = {name: store(arg, self, memo) for name, arg in kwargs.items()} if kwargs else {}
+        if self.profile.python_random:
+            self.state(PYTHON)
+        if self.profile.numpy_random:
+            self.state(NUMPY)
 
-    def arguments(self, frame: Frame, results: list[list[torch.Tensor]]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments as they were; containers are new ones."""
+    def take_deep(self, frame: Frame, memo: dict[int, Any], target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the arguments apart again, this time down to the attributes of ordinary objects."""
+        self._keep, self.deep = frame.keep, True
+        if not self.fixed:
+            self.target = store(target, self, memo)
+        self.args = [store(arg, self, memo) for arg in args]
+        self.kwargs = {name: store(arg, self, memo) for name, arg in kwargs.items()}
+        self._keep, self.deep = None, False
+
+    def tensor(self, tensor: torch.Tensor) -> Place:
+        """Hold a tensor that was met in the arguments."""
+        assert self._keep is not None
+        return self._keep(tensor)
+
+    def module(self, module: nn.Module) -> None:
+        """Watch a module that was met, or that is called."""
+        watch = watch_of(module)
+        if any(watch is known for known, _ in self.watches):
+            return
+        self.watches.append((watch, watch.take()))
+        for value in watch.states:
+            self.state(value)
+        if watch.changed:
+            self.attributes += take_attributes(watch.changed)
+
+    def state(self, value: object) -> None:
+        """Take the state of a generator, or of what is registered."""
+        if all(value is not known for known, _ in self.states):
+            self.states.append((value, take_state(value)))
+
+    def arguments(self, frame: Frame, results: list[list[torch.Tensor]]) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Callable and arguments as they were; containers are new ones."""
         memo: dict[int, Any] = {}
 
         def fetch(place: Place) -> torch.Tensor:
-            if isinstance(place, Made):
-                return results[place.call][place.leaf]
-            assert isinstance(place, Held)
-            return frame.fetch_held(place)
+            if isinstance(place, Held):
+                return frame.fetch(place)
+            assert isinstance(place, Made)
+            return results[place.call][place.leaf]
 
-        args = [load(stored, fetch, memo) for stored in self._args]
-        return args, {name: load(stored, fetch, memo) for name, stored in self._kwargs.items()}
+        target = self.target if self.fixed else load(self.target, fetch, memo)
+        args = [load(stored, fetch, memo) for stored in self.args]
+        kwargs = {name: load(stored, fetch, memo) for name, stored in self.kwargs.items()} if self.kwargs else {}
+        return target, args, kwargs
 
-    @contextmanager
-    def surroundings(self, region: str) -> Iterator[None]:
-        """The state in which the call ran, for its replay; afterwards everything is as it was before."""
-        with self._module_state(region), _grad_enabled():
-            ambient = set_ambient(self._ambient.for_replay())
-            try:
-                random = set_random(self._random)
-                try:
-                    yield
-                finally:
-                    set_random(random)
-            finally:
-                set_ambient(ambient)
-
-    @contextmanager
-    def _module_state(self, region: str) -> Iterator[None]:
-        if self._modules is None:
-            yield
-            return
-        watch, taken = self._modules
-        first_changed(region, watch, taken)
-        before = watch.put(taken)
+    def run(self, region: str, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call it again in the state in which it ran; afterwards everything is as it was before."""
+        for watch, taken in self.watches:
+            if not still_as(taken):
+                _raise_if_changed(region, watch, taken)
+        undo = [(watch, watch.put(taken)) for watch, taken in self.watches]
+        now = [(value, take_state(value)) for value, _ in self.states]
+        for value, state in self.states:
+            put_state(value, state)
+        attributes = put_attributes(self.attributes) if self.attributes else None
+        ambient = take_ambient(len(self.ambient[5]) > 0)
+        wanted = for_replay(self.ambient)
+        grad = torch.is_grad_enabled()
+        random = take_random()
         try:
-            yield
+            private.set_grad_enabled(True)
+            if wanted[1:] != ambient[1:]:
+                set_ambient(wanted, ambient)
+            put_random(self.random)
+            return self.ambient[0].copy().run(target, *args, **kwargs)
         finally:
-            watch.put(before)
-
-    def run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call it again, with the context variables that it had."""
-        return self._ambient.context.copy().run(self.target, *args, **kwargs)
+            put_random(random)
+            if wanted[1:] != ambient[1:]:
+                set_ambient(ambient, wanted)
+            private.set_grad_enabled(grad)
+            if attributes is not None:
+                put_back_attributes(attributes)
+            for value, state in now:
+                put_state(value, state)
+            for watch, before in undo:
+                watch.put_back(before)
 
     def names_of(self, place: Place) -> list[str]:
-        """What the user calls an argument: ``x``, ``batch[0]``."""
-        names = _parameter_names(self.target, len(self._args))
-        stored = [*zip(names, self._args, strict=True), *self._kwargs.items()]
+        """What the user calls an argument: ``x``, ``batch['mask']``."""
+        names = _parameter_names(self.target, len(self.args))
+        stored = [*zip(names, self.args, strict=True), *self.kwargs.items(), ("closure", self.target)]
         return [path for name, part in stored for path, found in places_in(part, name) if found is place]
 
 
-def _parameter_names(target: Callable[..., Any], count: int) -> list[str]:
+def _raise_if_changed(region: str, watch: Watch, taken: Taken) -> None:
+    changed = watch.name_changed(taken)
+    if changed is not None:
+        name, tensor, version = changed
+        raise InputChangedError(
+            f"region {region!r} needs {name!r} (shape {tuple(tensor.shape)}) as it was in forward: "
+            "one of the variables needed for gradient computation has been modified by an inplace operation "
+            f"(version {version} then, {tensor._version} now); update it after backward"
+        )
+
+
+def _parameter_names(target: Any, count: int) -> list[str]:
     try:
         parameters = list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
     return names + [f"argument {index}" for index in range(len(names), count)]
-
-
-@contextmanager
-def _grad_enabled() -> Iterator[None]:
-    before = torch.is_grad_enabled()
-    private.set_grad_enabled(True)
-    try:
-        yield
-    finally:
-        private.set_grad_enabled(before)

@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 import torch
 from torch import nn
 
-from lowtide.engine._guards._modules import watch_of
 from lowtide.engine._options import Options
+from lowtide.engine._profile import profile_of
 from lowtide.engine._region import Region
 from lowtide.errors import InvalidInputError
 
@@ -46,13 +46,12 @@ def checkpoint(fn: Callable[..., Any] | None = None, **options: Any) -> Callable
         return lambda given: checkpoint(given, **options)
     if not callable(fn):
         raise InvalidInputError(f"checkpoint needs something that can be called, not {type(fn).__name__}: pass the function, not its result")
-    region = Region(_name_of(fn), chosen)
-    root = _root_of(fn)
+    region, profile, fixed = Region(_name_of(fn), chosen), profile_of(fn), _module_of(fn)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return fn(*args, **kwargs)
-        return region.run(fn, None if root is None else watch_of(root), args, kwargs)
+        return region.run(fn, fixed, profile, args, kwargs)
 
     functools.update_wrapper(call, fn, updated=())
     call.__lowtide_region__ = region  # type: ignore[attr-defined]
@@ -71,6 +70,6 @@ def _name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
 
-def _root_of(fn: Callable[..., Any]) -> nn.Module | None:
+def _module_of(fn: Callable[..., Any]) -> nn.Module | None:
     owner = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
     return owner if isinstance(owner, nn.Module) else None

@@ -11,10 +11,10 @@ import torch
 
 from lowtide import _torch_private as private
 from lowtide.engine._call import Call, Held, Made
-from lowtide.engine._replay import replay
+from lowtide.engine._parts import Place
 from lowtide.engine._slot import Slot
 from lowtide.engine._tree import tensors_in
-from lowtide.errors import InputChangedError
+from lowtide.errors import InputChangedError, ReplayError
 
 if TYPE_CHECKING:
     from lowtide.engine._region import Region
@@ -32,35 +32,54 @@ class Frame:
         held: the tensor inputs; packed by the hooks around the region where there are any.
         metas: shape, dtype and strides of every tensor that autograd saved, in order.
         slots: for each of them its slot, weakly; ``None`` for what was kept as it is.
+        entered_at: how many inputs were held when the last member was entered.
+        hashes: of the saved tensors, by place, where their values are to be checked.
+        broken: why it cannot be replayed, if so.
+        running: its forward is not over yet.
     """
 
     __slots__ = (
-        "__weakref__", "_around", "_lock", "_made", "calls", "held", "held_ids", "held_versions", "metas", "region", "slots",
+        "__weakref__", "_around", "_copied", "_lock", "_made", "broken", "calls", "entered_at", "hashes", "held", "inputs", "metas", "region", "running",
+        "slots",
     )  # fmt: skip
 
     def __init__(self, region: Region) -> None:
         self.region = region
         self.calls: list[Call] = []
         self.held: list[Any] = []
-        self.held_ids: dict[int, Held] = {}
-        self.held_versions: list[int] = []
+        self.inputs: dict[int, tuple[torch.Tensor, Held]] = {}
         self.metas: list[Meta] = []
         self.slots: list[weakref.ref[Slot] | None] = []
+        self.hashes: dict[int, Any] | None = None
+        self.broken = ""
+        self.running = True
         self._around = private.top_hooks()
+        self.entered_at = 0
+        self._copied: set[int] = set()
         self._lock: threading.RLock | None = None
-        self._made: dict[int, tuple[weakref.ref[torch.Tensor], int, Made]] = {}
+        self._made: dict[int, tuple[weakref.ref[torch.Tensor], int, Made]] | None = None
 
-    def keep(self, tensor: torch.Tensor) -> Held | Made:
+    def enter(self, copied: set[int]) -> None:
+        """A member is about to be called; ``copied`` are those of its tensors that it writes to."""
+        self.entered_at = len(self.held)
+        self._copied = copied
+
+    def keep(self, tensor: torch.Tensor) -> Place:
         """Hold an input of the call that is being entered, unless an earlier member made it."""
-        known = self.held_ids.get(id(tensor))
+        known = self.inputs.get(id(tensor))
         if known is not None:
-            return known
-        made = self._made.get(id(tensor))
-        if made is not None and made[0]() is tensor and made[1] == tensor._version:
-            return made[2]
-        held = self.held_ids[id(tensor)] = Held(len(self.held), tensor.requires_grad)
-        self.held.append(tensor if self._around is None else self._pack_around(tensor))
-        self.held_versions.append(-1 if tensor.is_inference() else tensor._version)
+            return known[1]
+        version = -1 if tensor.is_inference() else tensor._version
+        if self._made is not None:
+            made = self._made.get(id(tensor))
+            if made is not None and made[0]() is tensor and made[1] == version:
+                return made[2]
+        index = len(self.held)
+        copied = bool(self._copied) and index - self.entered_at in self._copied
+        held = Held(index, tensor.requires_grad, version, copied)
+        self.inputs[id(tensor)] = (tensor, held)
+        kept = tensor.detach().clone() if copied else tensor
+        self.held.append(kept if self._around is None else self._pack_around(kept))
         return held
 
     def _pack_around(self, tensor: torch.Tensor) -> Any:
@@ -69,58 +88,67 @@ class Frame:
         with torch.no_grad():
             return self._around[0](tensor)
 
-    def fetch_held(self, held: Held) -> torch.Tensor:
+    def copy_input(self, tensor: torch.Tensor, held: Held) -> None:
+        """The call is about to write to an input for the first time: hold it as it still is."""
+        self.held[held.index] = tensor.detach().clone()
+        held.copied = True
+        held.version = -2
+
+    def fetch(self, held: Held) -> torch.Tensor:
         """An input of the call as it was.
 
         Raises:
             InputChangedError: it was modified since.
         """
         kept = self.held[held.index]
-        if self._around is None:
-            if not kept.is_inference() and kept._version != self.held_versions[held.index]:
-                raise self._input_changed(held, kept)
-            return kept  # type: ignore[no-any-return]
-        with torch.no_grad():
-            tensor = self._around[1](kept)
-        if tensor.requires_grad == held.requires_grad:
-            return tensor
-        return tensor.detach().requires_grad_(held.requires_grad)
+        if self._around is not None and held.version != -2:
+            with torch.no_grad():
+                kept = self._around[1](kept)
+            if held.copied:
+                return _working_copy(kept, held.requires_grad)
+            return kept if kept.requires_grad == held.requires_grad else kept.detach().requires_grad_(held.requires_grad)
+        if held.copied:
+            return _working_copy(kept, held.requires_grad)
+        if held.version != -1 and kept._version != held.version:
+            raise self._input_changed(held, kept)
+        return kept  # type: ignore[no-any-return]
 
     def _input_changed(self, held: Held, tensor: torch.Tensor) -> InputChangedError:
         names = [name for call in self.calls for name in call.names_of(held)]
         return InputChangedError(
             f"region {self.region.name!r} needs its input {names[0] if names else '?'} (shape {tuple(tensor.shape)}) as it was in forward: "
             "one of the variables needed for gradient computation has been modified by an inplace operation "
-            f"(version {self.held_versions[held.index]} then, {tensor._version} now); do the modification after backward, or on a copy"
+            f"(version {held.version} then, {tensor._version} now); do the modification after backward, or on a copy"
         )
 
     def pack_hook(self) -> Callable[[torch.Tensor], Any]:
         """The pack hook of the call that was entered last."""
-        metas, slots, held = self.metas, self.slots, self.held_ids if self._around is None else {}
-        ref = weakref.ref
-        frame = self
+        add_meta, slots, inputs = self.metas.append, self.slots, self.inputs if self._around is None else {}
+        ref, frame, add = weakref.ref, self, self.slots.append
 
         def pack(tensor: torch.Tensor) -> Any:
-            metas.append(meta_of(tensor))
-            version = tensor._version
+            try:
+                add_meta((tensor.shape, tensor.dtype, tensor.stride()))
+            except RuntimeError:
+                add_meta((tensor.layout, tensor.dtype, None))
             if tensor.requires_grad and tensor.is_leaf:
-                slots.append(None)
-                return (tensor, version, None)
+                add(None)
+                return tensor, tensor._version, frame.region
+            version = tensor._version
             base = tensor._base
             if base is not None and base._version == version:
                 if base.requires_grad and base.is_leaf:
-                    slots.append(None)
-                    return (tensor, version, None)
-                if id(base) in held:
-                    slots.append(None)
-                    return (tensor.detach(), version, None)
+                    add(None)
+                    return tensor, version, frame.region
+                if id(base) in inputs and not inputs[id(base)][1].copied:
+                    add(None)
+                    return tensor.detach(), version, frame.region
             slot = Slot(tensor)
             slot.frame = frame
             slot.index = len(slots)
             slot.version = version
             slot.value = None
-            slot.given = False
-            slots.append(ref(slot))
+            add(ref(slot))
             return slot
 
         return pack
@@ -128,30 +156,54 @@ class Frame:
     def remember_results(self, result: Any) -> None:
         """Note what a member returned: it need not be held when a later member is given it."""
         call = len(self.calls) - 1
+        if self._made is None:
+            self._made = {}
         for leaf, tensor in enumerate(tensors_in(result)):
             self._made[id(tensor)] = (weakref.ref(tensor), tensor._version, Made(call, leaf))
 
     def joins(self, tensors: list[torch.Tensor]) -> bool:
         """Whether one of these is what an earlier member returned, unchanged."""
-        found = (self._made.get(id(tensor)) for tensor in tensors)
-        return any(made is not None and made[0]() is tensor for made, tensor in zip(found, tensors, strict=True))
+        found = ((tensor, (self._made or {}).get(id(tensor))) for tensor in tensors)
+        return any(made is not None and made[0]() is tensor for tensor, made in found)
+
+    def leave(self, call: Call) -> None:
+        """The call returned: learn from what changed although no audit had seen that it would."""
+        self.running = False
+        for tensor, held in self.inputs.values():
+            if held.version >= 0 and not held.copied and tensor._version != held.version:
+                self._give_up_input(tensor, held, call)
+        self.inputs = {}
+        saved = len(self.slots) - call.first
+        call.script = call.profile.scripts.get(saved)
+        if call.script is None:
+            call.profile.left = 0
+
+    def _give_up_input(self, tensor: torch.Tensor, held: Held, call: Call) -> None:
+        """Too late for a copy. It must not be held either: it may lead to autograd's nodes, which lead back here."""
+        names = [name for known in self.calls for name in known.names_of(held)] or ["?"]
+        self.broken = (
+            f"the call wrote to its input {names[0]} (shape {tuple(tensor.shape)}), which no call before had done, so no copy was made; "
+            "later calls are given a copy to replay from"
+        )
+        self.held[held.index] = None
+        call.profile.copied.add(held.index - self.entered_at)
 
     def close(self) -> None:
-        """No member will join any more: what only entering needed is let go."""
-        self.held_ids = {}
-        self._made = {}
+        """No member will join any more."""
+        self._made = None
 
-    def give(self, slot: Slot) -> torch.Tensor:
-        """The tensor of a slot that is gone: replay the call up to the last slot that backward may still want."""
-        with self._claim():
-            if slot.value is None:
-                replay(self, slot)
-        value = slot.value
-        assert value is not None
-        slot.given = True
-        if not private.in_backward():
-            self.drop_values()
-        return value
+    def check_replayable(self) -> None:
+        """Raise if it is known that a replay would go wrong.
+
+        Raises:
+            ReplayError: says why.
+        """
+        if self.broken:
+            raise ReplayError(f"region {self.region.name!r} cannot be replayed: {self.broken}")
+
+    def call_of(self, index: int) -> Call:
+        """The member call in which a tensor was saved."""
+        return next(call for call in reversed(self.calls) if call.first <= index)
 
     def drop_values(self, *, given_only: bool = False) -> None:
         """Let go of what replays made, or of what backward has had of it: it is made again when it is asked for again."""
@@ -159,9 +211,8 @@ class Frame:
             slot = None if ref is None else ref()
             if slot is not None and (slot.given or not given_only):
                 slot.value = None
-                slot.given = False
 
-    def _claim(self) -> threading.RLock:
+    def claim(self) -> threading.RLock:
         """The lock of this call: two backwards may ask for its slots at once."""
         if self._lock is None:
             with _making_lock:
@@ -170,9 +221,9 @@ class Frame:
         return self._lock
 
 
-def meta_of(tensor: torch.Tensor) -> Meta:
-    """What must be the same in a replay, and the strides, which are told in errors."""
-    try:
-        return (tensor.shape, tensor.dtype, tensor.device, tensor.stride())
-    except RuntimeError:
-        return (tensor.layout, tensor.dtype, tensor.device, None)
+def _working_copy(kept: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """A tensor that the replay may write to: no leaf, where the original was none."""
+    if not requires_grad:
+        return kept.detach().clone()
+    with torch.enable_grad():
+        return kept.detach().requires_grad_().clone()

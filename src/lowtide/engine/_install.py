@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide import _torch_private as private
 from lowtide.engine._frame import Frame
-from lowtide.engine._guards._modules import watch_of
 from lowtide.engine._options import Options
-from lowtide.engine._region import Region
+from lowtide.engine._profile import profile_of
+from lowtide.engine._region import Region, hooks_work
 from lowtide.engine._tree import tensors_in
 from lowtide.errors import AlreadyAppliedError, InvalidInputError
 
@@ -56,11 +55,11 @@ class Segment:
 
     def run(self, member: int, target: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call one member: in the frame of the members before it where they ran just now, else in one of its own."""
-        region, watch = self.region, watch_of(module)
-        if self.length == 1 or not private.hooks_allowed():
-            return region.run(target, watch, args, kwargs)
+        region, profile = self.region, profile_of(module)
+        if self.length == 1 or not hooks_work():
+            return region.run(target, module, profile, args, kwargs)
         frame = self._take_frame(member, args, kwargs) or Frame(region)
-        result = region.enter(frame, target, watch, args, kwargs)
+        result = region.enter(frame, target, module, profile, args, kwargs)
         if member + 1 < self.length:
             frame.remember_results(result)
             self._open.frame, self._open.member = weakref.ref(frame), member + 1
@@ -75,7 +74,7 @@ class Segment:
         waiting.frame = None
         if frame is None or waiting.member != member:
             return None
-        return frame if frame.joins(list(tensors_in((args, kwargs)))) else None
+        return frame if frame.joins(tensors_in((args, kwargs))) else None
 
 
 def _make_segment(name: str, options: Options, length: int) -> Segment:

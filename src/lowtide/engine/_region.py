@@ -6,14 +6,18 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch import nn
 
 from lowtide import _torch_private as private
-from lowtide.engine._frame import Frame
-from lowtide.engine._guards._modules import Watch
+from lowtide.engine._audit import Audit
 from lowtide.engine._call import Call
+from lowtide.engine._frame import Frame
+from lowtide.engine._learning import learn_surprises
 from lowtide.engine._options import Options
-from lowtide.engine._slot import unpack
+from lowtide.engine._profile import Profile
+from lowtide.engine._replay import is_replaying
+from lowtide.engine._unpack import unpack
+from lowtide.engine._values import hash_of
 
 
 class Region:
@@ -23,39 +27,87 @@ class Region:
         name: module path or function name, for errors.
         options: as chosen by the user.
         replay_s: seconds spent in its replays so far.
+        profile: what audits learned of its code; of the first member in a segment.
     """
 
-    __slots__ = ("__weakref__", "_told", "name", "options", "replay_s")
+    __slots__ = ("__weakref__", "_told", "name", "options", "profile", "replay_s")
 
     def __init__(self, name: str, options: Options) -> None:
         self.name = options.name or name
         self.options = options
         self.replay_s = 0.0
+        self.profile: Profile | None = None
         self._told = False
 
-    def run(self, target: Callable[..., Any], watch: Watch | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``target`` in a frame of its own. Only to be called where gradients are recorded."""
-        if not private.hooks_allowed() or private.functorch_active():
-            return self._run_plain(target, args, kwargs)
-        return self.enter(Frame(self), target, watch, args, kwargs)
+    def run(self, target: Callable[..., Any], fixed: nn.Module | None, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``target`` in a frame of its own. Only to be called where gradients are recorded.
 
-    def enter(self, frame: Frame, target: Callable[..., Any], watch: Watch | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        Args:
+            target: what to call.
+            fixed: the module whose forward it is; ``None`` if it is a function that may refer to anything.
+            profile: what is known of it.
+            args, kwargs: its arguments.
+        """
+        if not hooks_work():
+            return self._run_plain(target, args, kwargs)
+        frame = Frame(self)
+        result = self.enter(frame, target, fixed, profile, args, kwargs)
+        return result
+
+    def enter(
+        self, frame: Frame, target: Callable[..., Any], fixed: nn.Module | None, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Call ``target`` as the next member of a frame."""
-        frame.calls.append(Call(frame, target, watch, args, kwargs))
-        private.push_hooks(frame.pack_hook(), unpack)
+        self.profile = profile
+        frame.enter(profile.copied)
+        call = Call(frame, target, fixed, profile, args, kwargs)
+        frame.calls.append(call)
+        frame.running = True
+        profile.left -= 1
+        if not is_replaying() and (profile.left < 0 or _is_news(call)):
+            result = Audit(frame, call).run(target, args, kwargs)
+        else:
+            result = self._run_watched(frame, target, args, kwargs)
+        frame.leave(call)
+        for watch, taken in call.watches:
+            rebound = watch.rebound(taken)
+            if rebound:
+                learn_surprises(call, watch, rebound)
+        return result
+
+    def _run_watched(self, frame: Frame, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        pack = frame.pack_hook()
+        private.push_hooks(self._hashing(frame, pack) if self.options.check_values else pack, unpack)
         try:
             return target(*args, **kwargs)
         finally:
             private.pop_hooks()
 
+    @staticmethod
+    def _hashing(frame: Frame, pack: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        if frame.hashes is None:
+            frame.hashes = {}
+        hashes, slots = frame.hashes, frame.slots
+
+        def pack_and_hash(tensor: Any) -> Any:
+            hashes[len(slots)] = hash_of(tensor)
+            return pack(tensor)
+
+        return pack_and_hash
+
     def _run_plain(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Function transforms forbid hooks: gradients are right, no memory is saved."""
         if not self._told:
             self._told = True
-            warnings.warn(f"region {self.name!r} runs under a function transform (torch.func), where its memory cannot be saved", stacklevel=4)
+            warnings.warn(f"region {self.name!r} runs under a function transform (torch.func), where no memory can be saved", stacklevel=4)
         return target(*args, **kwargs)
 
 
-def recording() -> bool:
-    """Whether gradients are being recorded: otherwise a region is just its function."""
-    return torch.is_grad_enabled()
+def hooks_work() -> bool:
+    """Whether saved-tensor hooks can be used here: function transforms forbid them."""
+    return private.hooks_allowed() and not private.functorch_active()
+
+
+def _is_news(call: Call) -> bool:
+    """Whether a module is run that was not yet watched, or one in other training modes than it was."""
+    return any(not watch.audited or taken[3] not in watch.trainings for watch, taken in call.watches)

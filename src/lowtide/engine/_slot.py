@@ -23,8 +23,9 @@ from lowtide.errors import InputChangedError
 
 if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
+    from lowtide.engine._region import Region
 
-Free = tuple[torch.Tensor, int, "Frame | None"]
+Free = tuple[torch.Tensor, int, "Region"]
 
 
 class Slot(weakref.ref):  # type: ignore[type-arg]
@@ -33,9 +34,9 @@ class Slot(weakref.ref):  # type: ignore[type-arg]
     Attributes:
         frame: the call it was saved in.
         index: its place among all tensors saved in the call.
-        version: of the tensor when it was saved.
+        version: of the tensor when it was saved: in the forward, and of ``value`` in the replay once there was one.
         value: what a replay made of it.
-        given: whether backward has had ``value``.
+        given: whether backward has had ``value``; not set before there is one.
     """
 
     __slots__ = ("__weakref__", "frame", "given", "index", "value", "version")
@@ -50,30 +51,22 @@ class Slot(weakref.ref):  # type: ignore[type-arg]
         tensor = alive(self)
         return tensor if tensor is not None and tensor._version == self.version else None
 
-
-def unpack(packed: Any) -> torch.Tensor:
-    """The unpack hook of every region: gives back what ``Frame.pack`` was given."""
-    if type(packed) is tuple:
-        tensor: torch.Tensor = packed[0]
-        if tensor._version != packed[1]:
-            raise changed(packed)
-        return tensor
-    slot: Slot = packed
-    value = slot.value
-    if value is None:
-        value = slot.original()
-        if value is None:
-            return slot.frame.give(slot)
-    slot.given = True
-    return value
+    def put(self, tensor: torch.Tensor) -> None:
+        """Fill it."""
+        self.value = tensor.detach()
+        self.version = tensor._version
+        self.given = False
 
 
-def changed(free: Free) -> InputChangedError:
-    """The error for a tensor that was there before the region and was modified since."""
-    tensor, version, frame = free
-    where = "" if frame is None else f" in region {frame.region.name!r}"
-    return InputChangedError(
-        f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"a tensor of shape {tuple(tensor.shape)} saved{where} had version {version} and now has version {tensor._version}; "
-        "do the modification after backward, or on a copy"
-    )
+def check_unchanged(tensor: torch.Tensor, version: int, region: Region) -> None:
+    """Raise what plain autograd raises for a saved tensor that was modified.
+
+    Raises:
+        InputChangedError: it was.
+    """
+    if tensor._version != version:
+        raise InputChangedError(
+            f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"a tensor of shape {tuple(tensor.shape)} saved in region {region.name!r} had version {version}, now it has version "
+            f"{tensor._version}; do the modification after backward, or on a copy"
+        )

@@ -1,83 +1,111 @@
-"""Arguments as they were: containers are copied when a region is entered and built anew for its replay.
+"""Values as they were: what may change after a call is taken apart when it is entered, and built anew for its replay.
 
-Tensors are taken out of the structure, so that whoever holds it decides how each of them is held. The forward itself gets
-the caller's own containers: what it writes into them is the caller's to see.
+Taken apart are containers, dataclasses, partial functions and functions with closures or globals of their own: a loop
+variable that a lambda reads will have moved on by the time backward runs. The forward itself gets the caller's own objects:
+what it writes into them is the caller's to see; what a replay writes goes into the copies. Tensors are handed out of the
+structure, so that whoever holds it decides how each of them is held.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
+from lowtide.engine._functions import take_function, take_method, take_partial
+from lowtide.engine._parts import Box, Place, Taken
+from lowtide.engine._state import has_state
 from lowtide.errors import InvalidInputError
 
-Keep = Callable[[torch.Tensor], object]
-Memo = dict[int, Any]
+Memo = dict[int, tuple[Any, Box]]
+_MOST_OBJECTS = 5000
 
 
-class Place:
-    """Where a tensor was in the structure; ``load`` is asked for it at replay."""
+class Keeper(Protocol):
+    """Who is handed what is no mere structure.
 
-    __slots__ = ()
+    Attributes:
+        deep: take apart ordinary objects as well, to see whether they change.
+    """
+
+    deep: bool
+
+    def tensor(self, tensor: torch.Tensor) -> object:
+        """Return what stands for a tensor."""
+
+    def module(self, module: nn.Module) -> None:
+        """A module that the call may run."""
+
+    def state(self, value: object) -> None:
+        """An object whose state is taken and restored: a random generator, or of a registered type."""
 
 
-class Box:
-    """A container, taken apart: how to make an empty one and how to fill it."""
-
-    __slots__ = ("fill", "make", "parts")
-
-    def __init__(self, make: Callable[[list[Any]], Any], fill: Callable[[Any, list[Any]], None] | None) -> None:
-        self.make = make
-        self.fill = fill
-        self.parts: list[Any] = []
-
-
-_ATOMS = frozenset(
-    {int, float, complex, bool, str, bytes, type(None), type(Ellipsis), slice, range, type}
+ATOMS = frozenset(
+    {int, float, complex, bool, str, bytes, type(None), type(Ellipsis), slice, range, type, type(len), type(torch)}
     | {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
 )
 
 
-def store(value: Any, keep: Keep, memo: Memo) -> Any:
-    """Take a value apart: tensors through ``keep``, containers copied, everything else as it is.
+def store(value: Any, keeper: Keeper, memo: Memo) -> Any:
+    """Take a value apart.
 
     Args:
-        value: what was passed to the region.
-        keep: returns what stands for a tensor.
-        memo: containers met so far, by ``id``: one that is met twice stays one. It keeps what it names alive.
+        value: what a call was given, or what it can reach.
+        keeper: is handed tensors, modules and generators.
+        memo: what was met so far, by ``id``: one that is met twice stays one. It keeps what it names alive.
 
     Raises:
         InvalidInputError: an iterator, which the forward would use up.
     """
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return value
     if isinstance(value, torch.Tensor):
-        return keep(value)
-    taker = _TAKERS.get(kind) or _taker_of(kind)
+        return keeper.tensor(value)
+    try:
+        taker = _TAKERS[kind]
+    except KeyError:
+        taker = _TAKERS[kind] = _taker_of(kind)
     if taker is None:
-        return value
+        return _store_other(value, keeper, memo)
     known = memo.get(id(value))
     if known is not None:
         return known[1]
-    if taker is _refuse:
-        _refuse(value)
-    box, parts = taker(value)
+    taken = taker(value)
+    return value if taken is None else _fill(value, taken, keeper, memo)
+
+
+def _fill(value: Any, taken: Taken, keeper: Keeper, memo: Memo) -> Box:
+    box, parts = taken
     memo[id(value)] = (value, box)
-    box.parts = [store(part, keep, memo) for part in parts]
+    box.parts = [store(part, keeper, memo) for part in parts]
     return box
 
 
-def load(stored: Any, fetch: Callable[[Place], Any], memo: Memo) -> Any:
+def _store_other(value: Any, keeper: Keeper, memo: Memo) -> Any:
+    if isinstance(value, nn.Module):
+        keeper.module(value)
+    elif has_state(type(value)):
+        keeper.state(value)
+    elif keeper.deep and len(memo) < _MOST_OBJECTS and is_ordinary(type(value)):
+        known = memo.get(id(value))
+        return known[1] if known is not None else _fill(value, take_object(value), keeper, memo)
+    return value
+
+
+def load(stored: Any, fetch: Callable[[Place], Any], memo: dict[int, Any]) -> Any:
     """Build a value again from what ``store`` returned; ``fetch`` turns a ``Place`` into its tensor."""
     if isinstance(stored, Place):
         return fetch(stored)
     if type(stored) is not Box:
         return stored
+    if stored.original is not None:
+        return stored.original
     if id(stored) in memo:
         return memo[id(stored)]
     if stored.fill is None:
@@ -89,32 +117,62 @@ def load(stored: Any, fetch: Callable[[Place], Any], memo: Memo) -> Any:
     return made
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors of a result, in a fixed order, containers opened."""
-    found: list[torch.Tensor] = []
-    store(value, found.append, {}) if not hasattr(type(value), "__next__") else None
-    return iter(found)
+class _Collector:
+    """Lists tensors."""
+
+    deep = False
+
+    def __init__(self) -> None:
+        self.found: list[torch.Tensor] = []
+
+    def tensor(self, tensor: torch.Tensor) -> object:
+        self.found.append(tensor)
+        return None
+
+    def module(self, module: nn.Module) -> None:
+        pass
+
+    def state(self, value: object) -> None:
+        pass
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Tensors of a value, in a fixed order, containers opened."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    collector = _Collector()
+    if not hasattr(type(value), "__next__"):
+        store(value, collector, {})
+    return collector.found
 
 
 def places_in(stored: Any, path: str) -> Iterator[tuple[str, Place]]:
-    """Every ``Place`` with the path that leads to it: ``batch['x'][0]`` is part 1 of part 0 and so on."""
+    """Every ``Place`` with the path that leads to it."""
     if isinstance(stored, Place):
         yield path, stored
     elif type(stored) is Box:
         for index, part in enumerate(stored.parts):
-            yield from places_in(part, f"{path}[{index}]")
+            label = stored.labels[index] if index < len(stored.labels) else f"[{index}]"
+            yield from places_in(part, f"{path}{label}")
 
 
-Taken = tuple[Box, list[Any]]
+def mark_mutable(kind: type) -> None:
+    """From now on objects of this type are taken apart: a region was seen to change one."""
+    _TAKERS[kind] = take_object
 
 
-def _attributes(value: Any) -> list[Any]:
-    return [getattr(value, "__dict__", None)]
+def is_ordinary(kind: type) -> bool:
+    """Whether objects of this type are data of the user's own, made of attributes."""
+    return (
+        kind.__module__.partition(".")[0] not in _LIBRARIES
+        and kind.__dictoffset__ != 0
+        and not issubclass(kind, (type, BaseException, nn.Module))
+        and kind.__new__ is object.__new__
+        and not hasattr(kind, "__torch_function__")
+    )
 
 
-def _set_attributes(value: Any, attributes: dict[str, Any] | None) -> None:
-    if attributes:
-        value.__dict__.update(attributes)
+_LIBRARIES = frozenset({"builtins", "torch", "numpy", "lowtide", "contextvars", "threading", "logging", "weakref", "_weakref", "io", "_io", "types"})
 
 
 def _take_list(value: list[Any]) -> Taken:
@@ -127,7 +185,24 @@ def _take_tuple(value: tuple[Any, ...]) -> Taken:
 
 def _take_dict(value: dict[Any, Any]) -> Taken:
     keys = list(value)
-    return Box(lambda _: {}, lambda made, parts: made.update(zip(keys, parts, strict=True))), list(value.values())
+    box = Box(lambda _: {}, lambda made, parts: made.update(zip(keys, parts, strict=True)))
+    box.labels = _Labels(keys)
+    return box, list(value.values())
+
+
+class _Labels:
+    """How the entries of a dictionary are written, for errors; made when it is read."""
+
+    __slots__ = ("keys",)
+
+    def __init__(self, keys: list[Any]) -> None:
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> str:
+        return f"[{self.keys[index]!r}]"
 
 
 def _take_set(value: set[Any]) -> Taken:
@@ -143,44 +218,37 @@ def _take_deque(value: collections.deque[Any]) -> Taken:
     return Box(lambda _: collections.deque(maxlen=length), lambda made, parts: made.extend(parts)), list(value)
 
 
-def _take_ordered(value: collections.OrderedDict[Any, Any]) -> Taken:
-    cls, keys = type(value), list(value.keys())
-
-    def fill(made: Any, parts: list[Any]) -> None:
-        _set_attributes(made, parts.pop())
-        for key, part in zip(keys, parts, strict=True):
-            collections.OrderedDict.__setitem__(made, key, part)
-
-    return Box(lambda _: cls.__new__(cls), fill), [*collections.OrderedDict.values(value), *_attributes(value)]
-
-
 def _take_other_dict(value: dict[Any, Any]) -> Taken:
     cls, keys = type(value), list(dict.keys(value))
+    put: Any = collections.OrderedDict.__setitem__ if isinstance(value, collections.OrderedDict) else dict.__setitem__
     factory = value.default_factory if isinstance(value, collections.defaultdict) else None
 
     def fill(made: Any, parts: list[Any]) -> None:
         if factory is not None:
             made.default_factory = factory
-        _set_attributes(made, parts.pop())
-        for key, part in zip(keys, parts, strict=True):
-            dict.__setitem__(made, key, part)
+        _set_attributes(made, parts[-1])
+        for key, part in zip(keys, parts, strict=False):
+            put(made, key, part)
 
-    return Box(lambda _: cls.__new__(cls), fill), [*dict.values(value), *_attributes(value)]
+    box = Box(lambda _: cls.__new__(cls), fill)
+    box.labels = _Labels(keys)
+    return box, [*dict.values(value), _attributes(value)]
 
 
 def _take_other_list(value: list[Any]) -> Taken:
     cls = type(value)
 
     def fill(made: Any, parts: list[Any]) -> None:
-        _set_attributes(made, parts.pop())
-        list.extend(made, parts)
+        _set_attributes(made, parts[-1])
+        list.extend(made, parts[:-1])
 
-    return Box(lambda _: cls.__new__(cls), fill), [*list.__iter__(value), *_attributes(value)]
+    return Box(lambda _: cls.__new__(cls), fill), [*list.__iter__(value), _attributes(value)]
 
 
 def _take_other_tuple(value: tuple[Any, ...]) -> Taken:
     cls = type(value)
-    return Box(lambda parts: tuple.__new__(cls, parts), None), list(tuple.__iter__(value))
+    make = cls if hasattr(cls, "n_fields") else functools.partial(tuple.__new__, cls)
+    return Box(make, None), list(tuple.__iter__(value))
 
 
 def take_object(value: Any) -> Taken:
@@ -189,11 +257,20 @@ def take_object(value: Any) -> Taken:
     names = [name for name in _slot_names(cls) if hasattr(value, name)]
 
     def fill(made: Any, parts: list[Any]) -> None:
-        _set_attributes(made, parts.pop())
-        for name, part in zip(names, parts, strict=True):
+        _set_attributes(made, parts[-1])
+        for name, part in zip(names, parts, strict=False):
             object.__setattr__(made, name, part)
 
-    return Box(lambda _: cls.__new__(cls), fill), [*(getattr(value, name) for name in names), *_attributes(value)]
+    return Box(lambda _: cls.__new__(cls), fill), [*(getattr(value, name) for name in names), _attributes(value)]
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    return getattr(value, "__dict__", None)
+
+
+def _set_attributes(value: Any, attributes: dict[str, Any] | None) -> None:
+    if attributes:
+        value.__dict__.update(attributes)
 
 
 def _slot_names(cls: type) -> list[str]:
@@ -211,35 +288,29 @@ def _refuse(value: Any) -> Taken:
     )
 
 
-_TAKERS: dict[type, Callable[[Any], Taken]] = {
+_TAKERS: dict[type, Callable[[Any], Taken | None] | None] = {
     list: _take_list,
     tuple: _take_tuple,
     dict: _take_dict,
     set: _take_set,
     frozenset: _take_frozenset,
     collections.deque: _take_deque,
+    functools.partial: take_partial,
+    type(take_object): take_function,
+    type(Box.__init__.__get__(0)): take_method,
 }
-_NONE: set[type] = set()
-
-
-def _taker_of(kind: type) -> Callable[[Any], Taken] | None:
-    """How to take apart what is no plain container; remembered by type. None: it is passed on as it is."""
-    if kind in _NONE:
-        return None
-    for test, taker in _RULES:
-        if test(kind):
-            _TAKERS[kind] = taker
-            return taker
-    _NONE.add(kind)
-    return None
-
 
 _RULES: tuple[tuple[Callable[[type], bool], Callable[[Any], Taken]], ...] = (
-    (lambda kind: issubclass(kind, collections.OrderedDict), _take_ordered),
+    (lambda kind: issubclass(kind, nn.Module) or has_state(kind), None),  # type: ignore[arg-type]
     (lambda kind: issubclass(kind, dict), _take_other_dict),
     (lambda kind: issubclass(kind, list), _take_other_list),
     (lambda kind: issubclass(kind, tuple), _take_other_tuple),
     (lambda kind: issubclass(kind, collections.UserDict), take_object),
-    (lambda kind: dataclasses.is_dataclass(kind) and not issubclass(kind, torch.nn.Module), take_object),
+    (lambda kind: dataclasses.is_dataclass(kind), take_object),
     (lambda kind: hasattr(kind, "__next__") and hasattr(kind, "__iter__"), _refuse),
 )
+
+
+def _taker_of(kind: type) -> Callable[[Any], Taken | None] | None:
+    """How to take apart what is no plain container. None: it is passed on as it is."""
+    return next((taker for test, taker in _RULES if test(kind)), None)

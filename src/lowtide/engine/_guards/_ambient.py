@@ -6,83 +6,55 @@ Reading all of it costs about a microsecond, so it is always read; at replay onl
 from __future__ import annotations
 
 import contextvars
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from lowtide import _torch_private as private
 
 _DEVICE_TYPES: list[str] = []
-
-
-class Ambient(NamedTuple):
-    """The state at one moment.
-
-    Attributes:
-        context: context variables.
-        settings: default dtype, deterministic algorithms, matmul precision and the attention backends allowed.
-        attention_order: in which order attention backends are tried.
-        function_modes, dispatch_modes: stacks, innermost last. The default device is a function mode.
-        autocast: by device type, whether it is on and its dtype; ``None`` when it is off everywhere.
-    """
-
-    context: contextvars.Context
-    settings: tuple[Any, ...]
-    attention_order: list[int]
-    function_modes: tuple[Any, ...]
-    dispatch_modes: tuple[Any, ...]
-    autocast: tuple[Any, ...] | None
-
-    def for_replay(self) -> Ambient:
-        """The same without the weight cache: code outside would pick up the casts that a replay puts there."""
-        return self if self.autocast is None else self._replace(autocast=(False, *self.autocast[1:]))
-
-
 _get_flash, _get_efficient, _get_math, _get_cudnn = (get for get, _ in private.attention_flags)
-_SETTERS = (
-    torch.set_default_dtype,
-    torch.use_deterministic_algorithms,
-    torch.set_float32_matmul_precision,
-    *(put for _, put in private.attention_flags),
-)
+_PUT_ATTENTION = tuple(put for _, put in private.attention_flags)
+
+# context, default dtype, function modes, dispatch modes, autocast, attention backends, their order
+Ambient = tuple[contextvars.Context, torch.dtype, tuple[Any, ...], tuple[Any, ...], Any, tuple[bool, ...], list[int] | None]
 
 
-def take_ambient() -> Ambient:
-    """Read the state of this thread."""
-    return Ambient(
+def take_ambient(attention: bool) -> Ambient:
+    """Read the state of this thread; of attention backends only where the region uses them."""
+    return (
         contextvars.copy_context(),
-        (
-            torch.get_default_dtype(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.get_float32_matmul_precision(),
-            _get_flash(),
-            _get_efficient(),
-            _get_math(),
-            _get_cudnn(),
-        ),
-        private.attention_order(),
+        torch.get_default_dtype(),
         private.function_modes() if private.function_mode_count() else (),
         private.dispatch_modes() if private.dispatch_mode_count() else (),
         _take_autocast() if private.any_autocast() else None,
+        (_get_flash(), _get_efficient(), _get_math(), _get_cudnn()) if attention else (),
+        private.attention_order() if attention else None,
     )
 
 
-def set_ambient(wanted: Ambient) -> Ambient:
-    """Make this the state of the thread, but for context variables; returns the state before."""
-    before = take_ambient()
-    if before.settings != wanted.settings:
-        for put, old, new in zip(_SETTERS, before.settings, wanted.settings, strict=True):
-            if old != new:
-                put(new)
-    if before.attention_order != wanted.attention_order:
-        private.set_attention_order(wanted.attention_order)
-    if before.function_modes != wanted.function_modes:
-        private.set_function_modes(wanted.function_modes)
-    if before.dispatch_modes != wanted.dispatch_modes:
-        private.set_dispatch_modes(wanted.dispatch_modes)
-    if before.autocast != wanted.autocast:
-        _set_autocast(wanted.autocast)
-    return before
+def set_ambient(wanted: Ambient, before: Ambient) -> None:
+    """Make ``wanted`` the state of the thread, which is ``before``; but for context variables, in which one runs."""
+    _, dtype, functions, dispatches, autocast, attention, order = wanted
+    if before[1] != dtype:
+        torch.set_default_dtype(dtype)
+    if before[2] != functions:
+        private.set_function_modes(functions)
+    if before[3] != dispatches:
+        private.set_dispatch_modes(dispatches)
+    if before[4] != autocast:
+        _set_autocast(autocast)
+    if before[5] != attention:
+        for put, flag in zip(_PUT_ATTENTION, attention, strict=True):
+            put(flag)
+    if before[6] != order and order is not None:
+        private.set_attention_order(order)
+
+
+def for_replay(ambient: Ambient) -> Ambient:
+    """The same without autocast's weight cache: code outside would pick up the casts that a replay puts there."""
+    autocast = ambient[4]
+    return ambient if autocast is None else (*ambient[:4], (False, *autocast[1:]), *ambient[5:])  # type: ignore[return-value]
 
 
 def _device_types() -> list[str]:

@@ -1,4 +1,4 @@
-"""Parameters, buffers and training flags of the modules that a region runs.
+"""Parameters, buffers, attributes and training flags of the modules that a region runs.
 
 A module's own dictionaries are read, never the module: they see what ``functional_call`` or a sharding framework put in
 its place for the call, and do not keep the module alive.
@@ -7,91 +7,133 @@ its place for the call, and do not keep the module alive.
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
+from typing import Any
 
 import torch
 from torch import nn
 
 from lowtide.errors import InputChangedError
 
+_versions_of = attrgetter("_version")
+_trainable_of = attrgetter("requires_grad")
+_training_of = itemgetter("training")
+_FRAMEWORK = ("torch.nn.", "torch.ao.")
+_OWN_OF_MODULES = frozenset(nn.Module().__dict__)
 
-class Taken(NamedTuple):
-    """What a module tree held at one moment, in the order of ``Watch.names``."""
-
-    tensors: list[torch.Tensor | None]
-    versions: list[int]
-    trainable: list[bool]
-    training: list[bool]
+# tensors, their versions, which require gradients, training flags, attributes of modules that are not torch's
+Taken = tuple[list[Any], list[int], list[bool], list[bool], list[Any]]
 
 
 class Watch:
-    """The dictionaries of a module and of all modules in it.
+    """The dictionaries of a module and of all modules in it, and what audits learned of them.
 
     Attributes:
         names: paths of parameters and buffers, below the module.
         modules: paths of the modules, the root is the empty one.
+        audited: whether a call of it was watched op by op.
+        trainings: the training flags of the calls that were.
+        written: places in ``names`` of tensors that calls write to: a replay is given copies.
+        changed: attributes that calls change: the dictionary they are in, and their name.
+        states: random generators and the like, among attributes, that calls advance.
     """
 
-    __slots__ = ("_dicts", "_tables", "modules", "names")
+    __slots__ = ("_dicts", "_own", "_tables", "_whole", "audited", "changed", "modules", "names", "states", "trainings", "written")
 
     def __init__(self, root: nn.Module) -> None:
-        found = [(path, module.__dict__) for path, module in root.named_modules() if type(module.__dict__.get("_parameters")) is dict]
+        found = [(path, m) for path, m in root.named_modules() if type(m.__dict__.get("_parameters")) is dict]
         self.modules = [path for path, _ in found]
-        self._dicts: list[dict[str, Any]] = [own for _, own in found]
-        tables = [(path, own[kind]) for path, own in found for kind in ("_parameters", "_buffers") if own[kind]]
+        self._dicts: list[dict[str, Any]] = [m.__dict__ for _, m in found]
+        self._own = [m.__dict__ for _, m in found if not type(m).__module__.startswith(_FRAMEWORK)]
+        tables = [(path, m.__dict__[kind]) for path, m in found for kind in ("_parameters", "_buffers") if m.__dict__[kind]]
         self._tables: list[dict[str, torch.Tensor | None]] = [table for _, table in tables]
+        self._whole = not any(t is None or t.is_inference() for table in self._tables for t in table.values())
         self.names = [f"{path}.{name}" if path else name for path, table in tables for name in table]
+        self.audited = False
+        self.trainings: list[list[bool]] = []
+        self.written: list[int] = []
+        self.changed: list[tuple[dict[str, Any], str]] = []
+        self.states: list[object] = []
 
     def take(self) -> Taken:
-        """Read what is there now: under a tenth of a microsecond a tensor."""
-        tensors = [t for table in self._tables for t in table.values()]
-        try:
-            versions = [-1 if t is None else t._version for t in tensors]
-        except RuntimeError:
-            versions = [_version(t) for t in tensors]
-        trainable = [t is not None and t.requires_grad for t in tensors]
-        return Taken(tensors, versions, trainable, [own["training"] for own in self._dicts])
+        """Read what is there now: well under a tenth of a microsecond a tensor."""
+        tensors: list[Any] = [*chain.from_iterable(map(dict.values, self._tables))]
+        if self._whole:
+            try:
+                versions, trainable = [*map(_versions_of, tensors)], [*map(_trainable_of, tensors)]
+            except (AttributeError, RuntimeError):
+                versions, trainable = _take_partly(tensors)
+        else:
+            versions, trainable = _take_partly(tensors)
+        for index in self.written:
+            tensors[index], versions[index] = tensors[index].detach().clone().requires_grad_(trainable[index]), -1
+        return tensors, versions, trainable, [*map(_training_of, self._dicts)], [*chain.from_iterable(map(dict.values, self._own))]
 
-    def put(self, wanted: Taken) -> Taken:
-        """Put the tensors and flags of another moment in place; returns those that were there."""
-        before = self.take()
-        if len(before.tensors) != len(wanted.tensors) or any(map(_is_other, before.tensors, wanted.tensors)):
-            self._put_tensors(wanted.tensors)
-        if before.trainable != wanted.trainable:
-            _set_trainable(wanted)
-        if before.training != wanted.training:
-            for own, flag in zip(self._dicts, wanted.training, strict=True):
-                own["training"] = flag
-        return before
+    def put(self, wanted: Taken) -> Taken | None:
+        """Put the tensors and flags of another moment in place; returns those that were there, None if they are the same."""
+        tensors: list[Any] = [*chain.from_iterable(map(dict.values, self._tables))]
+        training = [*map(_training_of, self._dicts)]
+        versions, trainable = _take_partly(tensors)
+        same = len(tensors) == len(wanted[0]) and all(map(is_, tensors, wanted[0]))
+        if same and training == wanted[3] and trainable == wanted[2]:
+            return None
+        if not same:
+            self._put_tensors(wanted[0], wanted[1])
+        _set_trainable(wanted)
+        for own, flag in zip(self._dicts, wanted[3], strict=False):
+            own["training"] = flag
+        return tensors, versions, trainable, training, []
 
-    def _put_tensors(self, wanted: list[torch.Tensor | None]) -> None:
+    def put_back(self, before: Taken | None) -> None:
+        """Undo ``put``."""
+        if before is None:
+            return
+        self._put_tensors(before[0], None)
+        _set_trainable(before)
+        for own, flag in zip(self._dicts, before[3], strict=False):
+            own["training"] = flag
+
+    def _put_tensors(self, wanted: list[Any], versions: list[int] | None) -> None:
         places = [(table, name) for table in self._tables for name in table]
         if len(places) != len(wanted):
             raise InputChangedError(
                 f"a replay needs the parameters and buffers that the forward had: it had {len(wanted)}, now there are {len(places)}; "
                 "do not add or remove any between forward and backward"
             )
-        for (table, name), tensor in zip(places, wanted, strict=True):
-            table[name] = tensor
+        written = () if versions is None else self.written
+        for index, ((table, name), tensor) in enumerate(zip(places, wanted, strict=True)):
+            table[name] = tensor.detach().clone().requires_grad_(tensor.requires_grad) if index in written else tensor
+
+    def name_changed(self, then: Taken) -> tuple[str, torch.Tensor, int] | None:
+        """The first tensor that was modified since: its path, itself and the version that it had."""
+        for name, tensor, version in zip(self.names, then[0], then[1], strict=False):
+            if version != -1 and _version(tensor) != version:
+                return name, tensor, version
+        return None
+
+    def attributes(self) -> list[tuple[dict[str, Any], str]]:
+        """Every attribute that is no part of ``nn.Module`` itself."""
+        return [(own, name) for own in self._dicts for name in own if name not in _OWN_OF_MODULES and name != "forward"]
+
+    def rebound(self, then: Taken) -> list[tuple[dict[str, Any], str, Any]]:
+        """Attributes of modules that are not torch's which are another object than they were, with what they were."""
+        now = [*chain.from_iterable(map(dict.values, self._own))]
+        if len(now) == len(then[4]) and all(map(is_, now, then[4])):
+            return []
+        if len(now) != len(then[4]):
+            return []
+        places = [(own, name) for own in self._own for name in own]
+        return [(own, name, old) for (own, name), old in zip(places, then[4], strict=True) if own[name] is not old]
+
+    def path_of(self, own: dict[str, Any], name: str) -> str:
+        """The path of an attribute, for people."""
+        path = next(path for path, known in zip(self.modules, self._dicts, strict=True) if known is own)
+        return f"{path}.{name}" if path else name
 
 
-def first_changed(region: str, watch: Watch, then: Taken) -> None:
-    """Raise if a tensor of the modules was modified since.
-
-    Raises:
-        InputChangedError: names the first one.
-    """
-    for name, tensor, version in zip(watch.names, then.tensors, then.versions, strict=False):
-        if tensor is not None and version != -1 and tensor._version != version:
-            raise InputChangedError(
-                f"region {region!r} needs {name!r} (shape {tuple(tensor.shape)}) as it was in forward: "
-                "one of the variables needed for gradient computation has been modified by an inplace operation "
-                f"(version {version} then, {tensor._version} now); update it after backward"
-            )
-
-
-def _is_other(one: object, other: object) -> bool:
-    return one is not other
+def _take_partly(tensors: list[Any]) -> tuple[list[int], list[bool]]:
+    return [_version(t) for t in tensors], [t is not None and t.requires_grad for t in tensors]
 
 
 def _version(tensor: torch.Tensor | None) -> int:
@@ -100,17 +142,31 @@ def _version(tensor: torch.Tensor | None) -> int:
 
 
 def _set_trainable(wanted: Taken) -> None:
-    for tensor, flag in zip(wanted.tensors, wanted.trainable, strict=True):
+    for tensor, flag in zip(wanted[0], wanted[2], strict=True):
         if tensor is not None and tensor.requires_grad != flag and tensor.is_leaf:
             tensor.requires_grad_(flag)
+
+
+def still_as(then: Taken) -> bool:
+    """Whether no tensor was modified since; quick."""
+    try:
+        return [*map(_versions_of, then[0])] == then[1]
+    except (AttributeError, RuntimeError):
+        return False
 
 
 _WATCHES: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()
 
 
-def watch_of(root: nn.Module, *, anew: bool = False) -> Watch:
-    """The watch of a module, made once; ``anew`` when its structure may have changed."""
-    watch = None if anew else _WATCHES.get(root)
+def watch_of(root: nn.Module) -> Watch:
+    """The watch of a module, made once."""
+    watch = _WATCHES.get(root)
     if watch is None:
         watch = _WATCHES[root] = Watch(root)
     return watch
+
+
+def renew_watch(root: nn.Module) -> Watch:
+    """A watch made anew, for the modules in it may have changed; what was learned of the old one is learned again."""
+    _WATCHES.pop(root, None)
+    return watch_of(root)

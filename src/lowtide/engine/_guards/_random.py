@@ -6,9 +6,14 @@ offset: two numbers, read without touching the device.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
+
+PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
+NUMPY: np.random.RandomState = np.random.get_state.__self__  # type: ignore[attr-defined]
 
 Random = tuple[torch.Tensor, list[Any]]
 
@@ -18,13 +23,11 @@ def take_random() -> Random:
     return torch.default_generator.get_state(), _take_devices()
 
 
-def set_random(wanted: Random) -> Random:
-    """Set the state of every default generator; returns the state before."""
-    before = take_random()
+def put_random(wanted: Random) -> None:
+    """Set the state of every default generator."""
     torch.default_generator.set_state(wanted[0])
     for put, state in wanted[1]:
         put(state)
-    return before
 
 
 def _take_devices() -> list[Any]:

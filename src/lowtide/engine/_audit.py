@@ -1,0 +1,232 @@
+"""Watching one call op by op, to learn what its replays need. The first call of a region is watched, and one in many after it.
+
+What is learned in the first call also holds for the first call: a tensor that the call writes to is copied just before it
+is written, and what the objects it can reach were is noted when it is entered. The watching itself is a dispatch mode and a
+profile function; both are far too slow to stay on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowtide import _torch_private as private
+from lowtide.engine._learning import Before
+from lowtide.engine._profile import Script
+from lowtide.engine._replay import tell_once
+from lowtide.engine._sources import is_library, user_line
+from lowtide.engine._unpack import unpack
+from lowtide.engine._values import hash_of
+
+if TYPE_CHECKING:
+    from lowtide.engine._call import Call
+    from lowtide.engine._frame import Frame
+
+_MOST_SCRIPTS = 16
+_GENERATOR = 0x20
+_OUTPUT = {"print", "write", "writelines"}
+
+
+class Audit:
+    """One watched call."""
+
+    def __init__(self, frame: Frame, call: Call) -> None:
+        self._frame = frame
+        self._call = call
+        self._script = Script()
+        self._watcher = _Watcher(frame, call, self._script)
+        self._random_code = False
+        self._prints = ""
+
+    def run(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it, and let its profile know what was seen."""
+        frame, call = self._frame, self._call
+        before = Before(frame, call, target, args, kwargs)
+        self._watcher.before = before
+        if frame.hashes is None:
+            frame.hashes = {}
+        result = self._run_watched(target, args, kwargs)
+        before.learn(self._random_code)
+        self._learn_script()
+        return result
+
+    def _run_watched(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        pack = self._watcher.pack_hook(self._frame.pack_hook())
+        outer = sys.getprofile()
+        private.push_hooks(pack, unpack)
+        try:
+            with self._watcher:
+                if outer is None:
+                    sys.setprofile(self._profile)
+                try:
+                    return target(*args, **kwargs)
+                finally:
+                    if outer is None:
+                        sys.setprofile(None)
+        finally:
+            private.pop_hooks()
+            if outer is not None:
+                self._script.settled = sys.maxsize
+
+    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
+        """Called for each function call: notes user code that runs after itself, draws at random, or writes output."""
+        if event == "c_call":
+            if arg.__name__ in _OUTPUT and not self._watcher.quiet and not self._prints:
+                self._prints = f"{arg.__name__} at {user_line(frame)}"
+        elif event == "call":
+            code = frame.f_code
+            if not is_library(code.co_filename):
+                self._random_code = self._random_code or _names_randomness(code, frame.f_globals)
+                if code.co_flags & _GENERATOR or code.co_name == "__exit__" or _is_hook(frame):
+                    self._script.settled = len(self._script.ops)
+
+    def _learn_script(self) -> None:
+        frame, call, script = self._frame, self._call, self._script
+        profile = call.profile
+        self._watcher.settle()
+        for index in script.late:
+            assert frame.hashes is not None
+            frame.hashes.pop(call.first + index, None)
+        if len(profile.scripts) < _MOST_SCRIPTS or len(script.ops) in profile.scripts:
+            profile.scripts[len(script.ops)] = script
+        profile.attention = self._watcher.attention
+        profile.torch_random = profile.torch_random or self._watcher.random
+        profile.left = frame.region.options.audit_every or sys.maxsize
+        for watch, taken in call.watches:
+            watch.audited = True
+            if taken[3] not in watch.trainings:
+                watch.trainings.append(taken[3])
+        if self._prints:
+            tell_once(
+                profile,
+                f"region {frame.region.name!r} writes output ({self._prints}), which its replay does again: "
+                "write it only `if not lowtide.is_replaying()`",
+            )
+
+
+class _Watcher(TorchDispatchMode):
+    """Sees every op of the call, below autograd.
+
+    Attributes:
+        before: told of what is about to be written.
+        quiet: lowtide's own ops run.
+        random: an op drew from a generator of torch.
+        attention: attention ops were seen.
+    """
+
+    def __init__(self, frame: Frame, call: Call, script: Script) -> None:
+        super().__init__()
+        self.before: Before | None = None
+        self.quiet = False
+        self.random = False
+        self.attention = False
+        self._frame = frame
+        self._script = script
+        self._count = 0
+        self._last = ""
+        self._born: set[int] = set()
+        self._pending: list[tuple[int, int]] = []
+
+    def pack_hook(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        """The frame's pack hook, with notes taken."""
+        frame, script = self._frame, self._script
+        assert frame.hashes is not None or True
+
+        def note(tensor: torch.Tensor) -> Any:
+            before, self.quiet = self.quiet, True
+            try:
+                hashes = frame.hashes
+                if hashes is not None:
+                    hashes[len(frame.slots)] = hash_of(tensor)
+                self._pending.append((len(script.ops), private.storage_key(tensor)))
+                script.ops.append(self._last)
+                script.positions.append(self._count)
+                script.sources.append(user_line(sys._getframe(1)))
+                return pack(tensor)
+            finally:
+                self.quiet = before
+
+        return note
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.quiet:
+            return func(*args, **kwargs)
+        self._last = str(func)
+        self._count += 1
+        self._see(func, args, kwargs)
+        result = func(*args, **kwargs)
+        for tensor in _tensors(result):
+            self._born.add(private.storage_key(tensor))
+        return result
+
+    def _see(self, func: Any, args: Any, kwargs: Any) -> None:
+        given = {private.storage_key(tensor) for tensor in _tensors((args, list(kwargs.values())))}
+        for index, key in self._pending:
+            if key in given:
+                self._script.ops[index] = self._last
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.random = True
+        self.attention = self.attention or "attention" in self._last
+        written = _written(func, args, kwargs)
+        for tensor in written:
+            key = private.storage_key(tensor)
+            self._script.late.update(index for index, saved in self._pending if saved == key)
+            if key not in self._born and self.before is not None:
+                self.before.about_to_write(tensor, key)
+        self._pending.clear()
+
+    def settle(self) -> None:
+        """The call is over."""
+        self._pending.clear()
+        self._frame = None  # type: ignore[assignment]
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Tensors that an op writes to. Batch norm does not say that it updates its running statistics."""
+    schema = func._schema
+    found: list[torch.Tensor] = []
+    if schema.is_mutable:
+        for index, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
+    if "batch_norm" in schema.name and "backward" not in schema.name:
+        found += _tensors(args[3:5])
+    return found
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _is_hook(frame: FrameType) -> bool:
+    """Whether a function is a module's hook: called by ``Module.__call__``, but not its forward."""
+    caller = frame.f_back
+    return caller is not None and caller.f_code.co_name in ("_call_impl", "inner") and frame.f_code.co_name != "forward" and is_library(
+        caller.f_code.co_filename
+    )
+
+
+def _names_randomness(code: CodeType, table: dict[str, Any]) -> bool:
+    """Whether a function may draw from Python's or NumPy's global generator: it names one of them, or a function of theirs."""
+    import random
+
+    import numpy as np
+
+    for name in code.co_names:
+        value = table.get(name)
+        if value is random or value is np.random or (name == "random" and not isinstance(value, type(torch.sin))):
+            return True
+        owner = getattr(value, "__self__", None)
+        if isinstance(owner, (random.Random, np.random.RandomState)):
+            return True
+    return False

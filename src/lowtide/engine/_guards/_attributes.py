@@ -1,0 +1,94 @@
+"""Attributes of modules that a call changes: a replay sees what they were, and afterwards they are what they became."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.engine._parts import Place
+from lowtide.engine._tree import load, store
+
+ABSENT = object()
+# the dictionary, the name, and the value taken apart
+Attributes = tuple[dict[str, Any], str, Any]
+
+
+class Direct(Place):
+    """A tensor that an attribute referred to.
+
+    Attributes:
+        tensor: itself, or a copy where calls write to it.
+        copied: it is a copy: each replay gets another.
+    """
+
+    __slots__ = ("copied", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.copied = False
+
+
+class AttributeKeeper:
+    """Takes attributes apart.
+
+    Attributes:
+        deep: down to the attributes of ordinary objects.
+        states: generators that were met.
+        places: tensors that were met.
+    """
+
+    def __init__(self, *, deep: bool = False, copy: bool = False) -> None:
+        self.deep = deep
+        self.states: list[object] = []
+        self.places: list[Direct] = []
+        self._copy = copy
+
+    def tensor(self, tensor: torch.Tensor) -> Place:
+        """Note a tensor."""
+        place = Direct(tensor.detach().clone().requires_grad_(tensor.requires_grad) if self._copy else tensor)
+        place.copied = self._copy
+        self.places.append(place)
+        return place
+
+    def module(self, module: nn.Module) -> None:
+        """Modules in the tree are watched anyway."""
+
+    def state(self, value: object) -> None:
+        """Note a generator."""
+        self.states.append(value)
+
+
+def take_attributes(places: list[tuple[dict[str, Any], str]]) -> list[Attributes]:
+    """What these attributes are now."""
+    keeper, memo = AttributeKeeper(copy=True), {}  # type: tuple[AttributeKeeper, dict[int, Any]]
+    return [(own, name, store(own[name], keeper, memo) if name in own else ABSENT) for own, name in places]
+
+
+def put_attributes(taken: list[Attributes]) -> list[Attributes]:
+    """Make the attributes what they were; returns what they are now, to be put back."""
+    memo: dict[int, Any] = {}
+    before = [(own, name, own.get(name, ABSENT)) for own, name, _ in taken]
+    for own, name, stored in taken:
+        _set(own, name, ABSENT if stored is ABSENT else load(stored, fetch_direct, memo))
+    return before
+
+
+def put_back_attributes(before: list[Attributes]) -> None:
+    """Undo ``put_attributes``."""
+    for own, name, value in before:
+        _set(own, name, value)
+
+
+def fetch_direct(place: Place) -> torch.Tensor:
+    """The tensor of a ``Direct``."""
+    assert isinstance(place, Direct)
+    return place.tensor.detach().clone().requires_grad_(place.tensor.requires_grad) if place.copied else place.tensor
+
+
+def _set(own: dict[str, Any], name: str, value: Any) -> None:
+    if value is ABSENT:
+        own.pop(name, None)
+    else:
+        own[name] = value

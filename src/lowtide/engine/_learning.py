@@ -1,0 +1,222 @@
+"""What a call changes of the objects that it can reach: noted before, compared after.
+
+Learned is by place (which attribute, which buffer, which argument), so that later calls note just that.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lowtide import _torch_private as private
+from lowtide.engine._guards._attributes import ABSENT, AttributeKeeper, Direct
+from lowtide.engine._guards._modules import Watch
+from lowtide.engine._guards._random import NUMPY, PYTHON
+from lowtide.engine._parts import Box
+from lowtide.engine._replay import tell_once
+from lowtide.engine._state import take_state
+from lowtide.engine._tree import Memo, is_ordinary, mark_mutable, store
+
+if TYPE_CHECKING:
+    from lowtide.engine._call import Call, Held
+    from lowtide.engine._frame import Frame
+
+_LARGEST_COPY_BYTES = 1 << 20
+
+
+class Before:
+    """The objects that a call can reach, as they were when it was entered."""
+
+    def __init__(self, frame: Frame, call: Call, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._frame, self._call = frame, call
+        self._memo: Memo = {}
+        self._python_state = frame.region.options.python_state
+        if self._python_state:
+            call.take_deep(frame, self._memo, target, args, kwargs)
+        self._random = random.getstate(), _numpy_state()
+        self._inputs = list(frame.inputs.values())
+        self._watched = [_WatchBefore(watch, taken, self._python_state) for watch, taken in call.watches]
+        self._written: dict[int, torch.Tensor] = {}
+        self._note_storages()
+
+    def _note_storages(self) -> None:
+        self._storages: dict[int, list[tuple[torch.Tensor, Held]]] = {}
+        for tensor, held in self._inputs:
+            if not held.copied:
+                self._storages.setdefault(private.storage_key(tensor), []).append((tensor, held))
+
+    def about_to_write(self, tensor: torch.Tensor, key: int) -> None:
+        """A tensor that was there before is about to be written to: copy all that share its storage."""
+        known = False
+        for original, held in self._storages.pop(key, ()):
+            self._frame.copy_input(original, held)
+            self._call.profile.copied.add(held.index - self._frame.entered_at)
+            known = True
+        for watched in self._watched:
+            known = watched.about_to_write(key) or known
+        if not known and key not in self._written:
+            self._written[key] = tensor
+
+    def learn(self, draws: bool) -> None:
+        """Compare, and let profile and watches know."""
+        profile, call = self._call.profile, self._call
+        python, numpy = self._random
+        profile.python_random = profile.python_random or draws or python != random.getstate()
+        profile.numpy_random = profile.numpy_random or draws or not _same_numpy(numpy, _numpy_state())
+        if profile.python_random and all(known is not PYTHON for known, _ in call.states):
+            call.states.append((PYTHON, python))
+        if profile.numpy_random and all(known is not NUMPY for known, _ in call.states):
+            call.states.append((NUMPY, numpy))
+        _keep_unchanged(self._memo)
+        for watched in self._watched:
+            watched.learn(call)
+        if self._written:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in self._written.values())
+            tell_once(
+                profile,
+                f"region {self._frame.region.name!r} writes to tensors that are neither its arguments nor buffers or attributes of its modules "
+                f"(shapes {shapes}): each replay writes to them again. Pass them as arguments, or do it outside the region",
+            )
+
+
+class _WatchBefore:
+    """The attributes and buffers of one module tree."""
+
+    def __init__(self, watch: Watch, taken: Any, python_state: bool) -> None:
+        self._watch, self._taken = watch, taken
+        self._keeper = AttributeKeeper(deep=True)
+        self._memo: Memo = {}
+        places = watch.attributes() if python_state else []
+        self._attributes = [(own, name, own[name], store(own[name], self._keeper, self._memo)) for own, name in places]
+        self._states = [(value, take_state(value)) for value in self._keeper.states]
+        self._storages = {private.storage_key(t): index for index, t in enumerate(taken[0]) if t is not None and not t.is_inference()}
+        self._direct: dict[int, list[Direct]] = {}
+        for place in self._keeper.places:
+            self._direct.setdefault(private.storage_key(place.tensor), []).append(place)
+        self._copies = {
+            index: t.detach().clone()
+            for index, t in enumerate(taken[0])
+            if t is not None and not t.requires_grad and t.nbytes <= _LARGEST_COPY_BYTES and index not in watch.written
+        }
+        self._python_state = python_state
+
+    def about_to_write(self, key: int) -> bool:
+        index = self._storages.get(key)
+        if index is not None and index not in self._copies and index not in self._watch.written:
+            self._copies[index] = self._taken[0][index].detach().clone()
+        places = self._direct.pop(key, [])
+        for place in places:
+            place.tensor = place.tensor.detach().clone().requires_grad_(place.tensor.requires_grad)
+            place.copied = True
+        return index is not None or bool(places)
+
+    def learn(self, call: Call) -> None:
+        tensors, versions = self._taken[0], self._taken[1]
+        for index, copy in self._copies.items():
+            if not _same_bits(copy, tensors[index]):
+                self._watch.written.append(index)
+                tensors[index], versions[index] = copy.requires_grad_(self._taken[2][index]), -1
+        self._learn_attributes(call)
+        for value, state in self._states:
+            if not _same_state(state, take_state(value)):
+                call.states.append((value, state))
+                if all(value is not known for known in self._watch.states):
+                    self._watch.states.append(value)
+
+    def _learn_attributes(self, call: Call) -> None:
+        changed = _keep_unchanged(self._memo)
+        known = {(id(own), name) for own, name in self._watch.changed}
+        found = [(own, name, stored) for own, name, value, stored in self._attributes if own.get(name, ABSENT) is not value or _touched(stored, changed)]
+        if self._python_state:
+            there = {(id(own), name) for own, name, _, _ in self._attributes}
+            found += [(own, name, ABSENT) for own, name in self._watch.attributes() if (id(own), name) not in there]
+        for own, name, stored in found:
+            if (id(own), name) not in known:
+                self._watch.changed.append((own, name))
+                call.attributes.append((own, name, stored))
+
+
+def learn_surprises(call: Call, watch: Watch, rebound: list[tuple[dict[str, Any], str, Any]]) -> None:
+    """Attributes that a call which was not watched gave another value."""
+    known = {(id(own), name) for own, name in watch.changed}
+    for own, name, old in rebound:
+        if (id(own), name) not in known and name not in ("training", "forward"):
+            watch.changed.append((own, name))
+            call.attributes.append((own, name, store(old, AttributeKeeper(), {})))
+
+
+def _keep_unchanged(memo: Memo) -> set[int]:
+    """Compare each object with what it was. Ordinary ones that did not change are passed on as they are; returns the others."""
+    changed = {id(box) for value, box in memo.values() if _differs(value, box, memo)}
+    grown = True
+    while grown:
+        touched = {id(box) for _, box in memo.values() if id(box) not in changed and any(id(part) in changed for part in box.parts)}
+        changed |= touched
+        grown = bool(touched)
+    for value, box in memo.values():
+        if is_ordinary(type(value)):
+            if id(box) in changed:
+                mark_mutable(type(value))
+            else:
+                box.original = value
+    return changed
+
+
+def _differs(value: Any, box: Box, memo: Memo) -> bool:
+    """Whether an object has other parts than it had."""
+    now = _parts_of(value)
+    if now is None:
+        return False
+    if len(now) != len(box.parts):
+        return True
+    return any(not _is_part(part, stored, memo) for part, stored in zip(now, box.parts, strict=True))
+
+
+def _parts_of(value: Any) -> list[Any] | None:
+    from lowtide.engine import _tree
+
+    taker = _tree._TAKERS.get(type(value)) or (_tree.take_object if is_ordinary(type(value)) else None)
+    taken = None if taker is None else taker(value)
+    return None if taken is None else list(taken[1])
+
+
+def _is_part(part: Any, stored: Any, memo: Memo) -> bool:
+    if isinstance(stored, Box):
+        known = memo.get(id(part))
+        return known is not None and known[1] is stored
+    if isinstance(stored, Direct):
+        return part is stored.tensor or stored.copied
+    if isinstance(part, torch.Tensor):
+        return True
+    return part is stored or (type(part) is type(stored) and isinstance(part, (int, float, str, bool)) and part == stored)
+
+
+def _touched(stored: Any, changed: set[int]) -> bool:
+    return id(stored) in changed or (isinstance(stored, Direct) and stored.copied)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    try:
+        return torch.equal(one, other) or (one.shape == other.shape and torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num()))
+    except (RuntimeError, NotImplementedError):
+        return True
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state()
+
+
+def _same_numpy(one: Any, other: Any) -> bool:
+    return bool(one[2] == other[2] and np.array_equal(one[1], other[1]))
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    try:
+        return bool(one == other)
+    except (ValueError, RuntimeError):
+        return False

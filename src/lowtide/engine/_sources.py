@@ -1,0 +1,31 @@
+"""Whose code a file is, and the user's line in a stack."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sysconfig
+from types import FrameType
+
+import torch
+
+_OURS = tuple(os.path.join(path, "") for path in (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))))
+_STANDARD = os.path.join(sysconfig.get_paths()["stdlib"], "")
+_SITE = os.sep + "site-packages" + os.sep
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library(file: str) -> bool:
+    """Whether a file belongs to torch, lowtide or the standard library. What else is installed counts as the user's."""
+    if file.startswith(_OURS) or file.startswith("<frozen"):
+        return True
+    return file.startswith(_STANDARD) and _SITE not in file
+
+
+def user_line(frame: FrameType | None) -> str:
+    """``file.py:12`` of the innermost code in a stack that is the user's; empty if there is none."""
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

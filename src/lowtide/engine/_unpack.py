@@ -1,0 +1,95 @@
+"""The unpack hook of every region: what backward gets, and how long what a replay made is kept.
+
+A tensor made by a replay lives until autograd lets go of it. In a backward that retains its graph autograd never does, so
+tensors that backward has had are dropped when the next region is replayed, and those it never asked for when the backward
+is over. Only the region replayed last keeps its tensors: a second loss over it, or a backward for the weights after one
+for the inputs, need not replay it again.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lowtide import _torch_private as private
+from lowtide.engine._replay import replay
+from lowtide.engine._slot import Slot, check_unchanged
+
+if TYPE_CHECKING:
+    from lowtide.engine._frame import Frame
+
+
+class _Recent(threading.local):
+    """What this thread replayed: the last frame, and all frames of the backward that runs."""
+
+    def __init__(self) -> None:
+        self.last: weakref.ref[Frame] | None = None
+        self.task = -1
+        self.frames: list[weakref.ref[Frame]] = []
+
+
+_recent = _Recent()
+
+
+def unpack(packed: Any) -> torch.Tensor:
+    """Give back what the pack hook of a frame was given."""
+    if type(packed) is tuple:
+        tensor: torch.Tensor = packed[0]
+        if tensor._version != packed[1]:
+            check_unchanged(*packed)
+        return tensor
+    slot: Slot = packed
+    value = slot.value
+    if value is None:
+        original = slot.original()
+        if original is not None:
+            return original
+        value = _replay_for(slot)
+    if value._version != slot.version:
+        check_unchanged(value, slot.version, slot.frame.region)
+    slot.given = True
+    return value
+
+
+def _replay_for(slot: Slot) -> torch.Tensor:
+    frame, task = slot.frame, private.graph_task_id()
+    _note(frame, task)
+    with frame.claim():
+        if slot.value is None:
+            replay(frame, slot)
+    value = slot.value
+    assert value is not None
+    if task == -1:
+        frame.drop_values()
+    return value
+
+
+def _note(frame: Frame, task: int) -> None:
+    recent = _recent
+    last = None if recent.last is None else recent.last()
+    if last is not None and last is not frame:
+        last.drop_values(given_only=True)
+    this = weakref.ref(frame)
+    if task != -1:
+        if recent.task != task:
+            _release(recent.frames, None)
+            recent.task, recent.frames = task, []
+            private.at_end_of_backward(_finish)
+        recent.frames.append(this)
+    recent.last = this
+
+
+def _finish() -> None:
+    frames, last = _recent.frames, _recent.last
+    _recent.task, _recent.frames = -1, []
+    _release(frames, None if last is None else last())
+
+
+def _release(frames: list[weakref.ref[Frame]], but: Frame | None) -> None:
+    for ref in frames:
+        frame = ref()
+        if frame is not None and frame is not but:
+            frame.drop_values()
