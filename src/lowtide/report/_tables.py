@@ -27,7 +27,7 @@ _COLOURS = {Decision.KEEP: "green", Decision.RECOMPUTE: "cyan", Decision.OFFLOAD
 def fit_table(fit: Fitted, subject: Subject) -> Table:
     """The table that ends a fit: every main figure without and with the plan."""
     table = _table(f"{subject.title} in {format_bytes(fit.budget_bytes)}")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     table.add_column("without plan", justify="right")
     table.add_column("with plan", justify="right")
     table.add_column("", justify="right")
