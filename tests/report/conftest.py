@@ -26,6 +26,7 @@ class Measured:
 @dataclass(frozen=True)
 class Verified:
     equal: bool = True
+    repeatable: bool = True
     compared: int = 42
     summary: str = "equal to the last bit: 42 tensors (20 gradients)"
 

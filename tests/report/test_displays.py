@@ -57,6 +57,13 @@ def test_different_gradients_and_losses_raise_the_alarm(make_fit):
     assert "DIFFERENT" in fit_page(bad, SUBJECT)
 
 
+def test_a_step_that_does_not_repeat_itself_is_not_called_bitwise_equal(make_fit):
+    fit = make_fit()
+    noisy = type(fit)(**{**vars(fit), "verification": type(fit.verification)(repeatable=False)})
+    (row,) = (row for row in report.figures(noisy, SUBJECT) if row.name == "gradients")
+    assert (row.change, row.alarming) == ("within noise", False)
+
+
 def test_losses_are_compared_by_their_bits():
     nan = struct.unpack("d", struct.pack("d", float("nan")))[0]
     assert Losses((1.0, nan), (1.0, nan)).equal
@@ -85,7 +92,7 @@ def test_the_machine_report_is_json_with_plain_numbers(make_fit):
     assert (data["format"], data["version"]) == (report.FORMAT, report.VERSION)
     assert data["planned"]["measured_peak_bytes"] == fit.planned.peak_bytes
     assert data["plain"]["predicted_peak_bytes"] == fit.before.peak_bytes
-    assert data["gradients"] == {"compared": 42, "equal": True, "summary": fit.verification.summary}
+    assert data["gradients"] == {"compared": 42, "equal": True, "repeatable": True, "summary": fit.verification.summary}
     assert data["losses"] == {"plain": [5.5, 4.25], "planned": [5.5, 4.25], "equal": True}
     assert [row["decision"] for row in data["regions"]].count("recompute") == 2
 

@@ -85,6 +85,13 @@ def _bits(values: tuple[float, ...]) -> bytes:
     return struct.pack(f"{len(values)}d", *values)
 
 
+def gradient_verdict(fit: Fitted) -> str:
+    """Whether gradients with the plan are those without; a step that does not repeat itself can only be as near as that."""
+    if not fit.verification.equal:
+        return DIFFERENT
+    return BITWISE_EQUAL if fit.verification.repeatable else "within noise"
+
+
 def _peaks(fit: Fitted) -> tuple[Figure, ...]:
     traced, predicted = fit.before.peak_bytes, fit.after.peak_bytes
     plain, planned = fit.plain.peak_bytes, fit.planned.peak_bytes
@@ -112,8 +119,7 @@ def _time(median_s: float, spread_s: float) -> str:
 
 
 def _gradients(fit: Fitted) -> Figure:
-    found = fit.verification
-    return Figure("gradients", f"{found.compared} tensors", "", BITWISE_EQUAL if found.equal else DIFFERENT)
+    return Figure("gradients", f"{fit.verification.compared} tensors", "", gradient_verdict(fit))
 
 
 def _losses(losses: Losses | None) -> Figure | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from lowtide.records import Decision
-from lowtide.report._figures import DIFFERENT, Figure, Subject, figures, headline
+from lowtide.report._figures import Figure, Subject, figures, gradient_verdict, headline
 from lowtide.report._fitted import Fitted
 from lowtide.report._page import Section, page
 from lowtide.report._palette import CATEGORY_COLOURS, REPLAY_SHADE
@@ -50,7 +50,7 @@ def _cards(fit: Fitted) -> str:
         _card(format_bytes(fit.plain.peak_bytes), "measured peak without"),
         _card(f"{saved:.0%}", "less memory"),
         _card(f"{fit.step_ratio - 1:+.1%}", "step time"),
-        _card("equal" if fit.verification.equal else DIFFERENT, "gradients, bit for bit", bad=not fit.verification.equal),
+        _card(gradient_verdict(fit), "gradients", bad=not fit.verification.equal),
     )
     return f'<div class="cards">{"".join(cards)}</div>'
 

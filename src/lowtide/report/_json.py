@@ -12,6 +12,7 @@ from lowtide.report._regions import decided
 if TYPE_CHECKING:
     from lowtide.measure import Measurement
     from lowtide.plan import Simulation
+    from lowtide.verify import Verification
 
 FORMAT = "lowtide.report"
 VERSION = 1
@@ -24,7 +25,7 @@ def report_dict(fit: Fitted, subject: Subject) -> dict[str, Any]:
         ``format`` and ``version``; ``target``, ``device``, ``fingerprint``; ``budget_bytes``;
         ``plain`` and ``planned``, each with ``predicted_peak_bytes``, ``measured_peak_bytes``, ``step_s``, ``spread_s``,
         ``replay_s``, ``steps``, ``predicted_step_s`` and ``tokens_per_s``; ``step_ratio``;
-        ``gradients`` (``compared``, ``equal``, ``summary``); ``losses`` or null; ``regions``, one entry a row of the table of decisions.
+        ``gradients`` (``compared``, ``equal``, ``repeatable``, ``summary``); ``losses`` or null; ``regions``, one entry a row of the table of decisions.
     """
     return {
         "format": FORMAT,
@@ -36,7 +37,7 @@ def report_dict(fit: Fitted, subject: Subject) -> dict[str, Any]:
         "plain": _side(fit.plain, fit.before, subject.tokens),
         "planned": _side(fit.planned, fit.after, subject.tokens),
         "step_ratio": fit.step_ratio,
-        "gradients": {"compared": fit.verification.compared, "equal": fit.verification.equal, "summary": fit.verification.summary},
+        "gradients": _gradients(fit.verification),
         "losses": _losses(subject.losses),
         "regions": _regions(fit),
     }
@@ -53,6 +54,10 @@ def _side(measured: Measurement, predicted: Simulation, tokens: int | None) -> d
         "steps": measured.steps,
         "tokens_per_s": tokens / measured.step_s if tokens else None,
     }
+
+
+def _gradients(found: Verification) -> dict[str, Any]:
+    return {"compared": found.compared, "equal": found.equal, "repeatable": found.repeatable, "summary": found.summary}
 
 
 def _losses(losses: Losses | None) -> dict[str, Any] | None:
