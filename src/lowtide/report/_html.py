@@ -96,11 +96,16 @@ def _regions_section(rows: tuple[RegionRow, ...]) -> Section:
     return Section("Decisions", _table("regions", head, body), note)
 
 
+def _breakable(path: str) -> str:
+    """A module path that a browser breaks after its dots, where a line gets too long."""
+    return escape(path).replace(".", ".<wbr>")
+
+
 def _region_row(row: RegionRow, most_bytes: int) -> str:
     width = 100 * row.saved_bytes / most_bytes if most_bytes else 0
     freed, replay = (format_bytes(row.freed_bytes), format_seconds(row.replay_s)) if row.decision is not Decision.KEEP else ("", "")
     return (
-        f'<tr><td title="{escape(", ".join(row.paths))}"><code>{escape(row.name)}</code></td><td>{escape(row.type)}</td>'
+        f'<tr><td title="{escape(", ".join(row.paths))}"><code>{_breakable(row.name)}</code></td><td>{escape(row.type)}</td>'
         f'<td><span class="tag {row.decision.value}">{row.decision.value}</span></td>'
         f'<td class="n">{format_bytes(row.saved_bytes)}<span class="bar" style="width:{width:.0f}%"></span></td>'
         f'<td class="n">{freed}</td><td class="n">{replay}</td></tr>'

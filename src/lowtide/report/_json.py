@@ -23,9 +23,10 @@ def report_dict(fit: Fitted, subject: Subject) -> dict[str, Any]:
 
     Returns:
         ``format`` and ``version``; ``target``, ``device``, ``fingerprint``; ``budget_bytes``;
-        ``plain`` and ``planned``, each with ``predicted_peak_bytes``, ``measured_peak_bytes``, ``step_s``, ``spread_s``,
-        ``replay_s``, ``steps``, ``predicted_step_s`` and ``tokens_per_s``; ``step_ratio``;
-        ``gradients`` (``compared``, ``equal``, ``repeatable``, ``summary``); ``losses`` or null; ``regions``, one entry a row of the table of decisions.
+        ``plain`` and ``planned``, each with ``predicted_peak_bytes``, ``measured_peak_bytes``, ``predicted_step_s``,
+        ``step_s``, ``spread_s``, ``replay_s``, ``steps`` and ``tokens_per_s``; ``step_ratio``;
+        ``gradients`` (``compared``, ``equal``, ``repeatable``, ``summary``); ``losses`` or null;
+        ``regions``, one entry a row of the table of decisions.
     """
     return {
         "format": FORMAT,

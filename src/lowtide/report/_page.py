@@ -78,7 +78,7 @@ th, td {{ text-align: left; padding: 7px 10px; border-bottom: 1px solid {GRID}; 
 th {{ position: sticky; top: 0; background: #fff; font-weight: 600; color: {MUTED}; font-size: 13px; }}
 td.n, th.n {{ text-align: right; white-space: nowrap; }}
 tr:last-child td {{ border-bottom: 0; }}
-td code {{ font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }}
+td code {{ font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: break-word; }}
 .tag {{ display: inline-block; border-radius: 999px; padding: 1px 10px; font-size: 13px; background: #eef0f4; color: #4b5563; }}
 .recompute {{ background: #e9e6fb; color: #4a3bb0; }}
 .offload {{ background: #fdeedc; color: #95580c; }}
@@ -88,7 +88,6 @@ td code {{ font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospa
 @media (max-width: 640px) {{
   body {{ font-size: 14px; }}
   th, td {{ padding: 6px; }}
-  td:first-child {{ min-width: 120px; }}
   .cards {{ grid-template-columns: repeat(auto-fit, minmax(120px, 1fr)); gap: 8px; }}
   .card {{ padding: 9px 10px; }}
   .card b {{ font-size: 18px; }}

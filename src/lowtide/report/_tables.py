@@ -42,11 +42,11 @@ def region_table(rows: Iterable[RegionRow]) -> Table:
     ``saved`` are the bytes that autograd saved there, ``freed`` what its replay lets go of, ``replay`` its predicted time.
     """
     table = _table("decisions")
-    table.add_column("region", overflow="fold", min_width=22)
+    table.add_column("region", overflow="fold", min_width=16)
     table.add_column("module", overflow="ellipsis", no_wrap=True)
     table.add_column("decision")
     for heading in ("saved", "freed", "replay"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in grouped(rows):
         freed = (format_bytes(row.freed_bytes), format_seconds(row.replay_s)) if row.decision is not Decision.KEEP else ("", "")
         table.add_row(Text(row.name), row.type, _decision(row.decision), format_bytes(row.saved_bytes), *freed)
