@@ -105,6 +105,16 @@ class TraceIndex:
         order = np.argsort(self.born, kind="stable")
         return order[~self.resident[order]]
 
+    @cached_property
+    def _slots_by_call(self) -> Ints:
+        return np.argsort(self.slot_call, kind="stable")
+
+    def slots_of_call(self, call: int) -> Ints:
+        """Tensors that were saved in a call or in a call inside it."""
+        order = self._slots_by_call
+        low, high = np.searchsorted(self.slot_call[order], [call, self.call_stop[call]])
+        return order[low:high]
+
     def storages_born_in(self, ops: Ints) -> Ints:
         """Storages that one of these ops (ascending) allocated, in order of birth."""
         born = self.born[self.born_at]

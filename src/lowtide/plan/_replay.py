@@ -167,11 +167,7 @@ def _member_ops(index: TraceIndex, calls: tuple[int, ...]) -> Ints:
 
 def _slots_born_inside(index: TraceIndex, calls: tuple[int, ...], member_ops: Ints) -> Ints:
     """Saved tensors of the members that a replay makes anew; all others were there before and are kept."""
-    where = index.slot_call
-    mine = np.zeros(len(where), dtype=np.bool_)
-    for call in calls:
-        mine |= (where >= call) & (where < index.call_stop[call])
-    slots = np.flatnonzero(mine)
+    slots = np.sort(np.concatenate([index.slots_of_call(call) for call in calls]))
     storages = index.slot_storage[slots]
     fresh = ~index.resident[storages] & np.isin(index.born[storages], member_ops)
     return ints(slots[fresh])

@@ -114,8 +114,9 @@ class _Search:
     def smallest(self) -> _Scored:
         """The plan of the smallest peak."""
         if self._smallest is None:
-            outcome = whole_region.smallest_peak(self.index, self.model, time_limit_s=self.seconds_left())
-            self._smallest = min([*self.scored(outcome), *self.rules], key=lambda s: s.by_peak)
+            best = min(self.rules, key=lambda s: s.by_peak)
+            outcome = whole_region.smallest_peak(self.index, self.model, best.peak_bytes, time_limit_s=self.seconds_left())
+            self._smallest = min([*self.scored(outcome), best], key=lambda s: s.by_peak)
         return self._smallest
 
     def squeezed(self, budget_bytes: int) -> list[_Scored]:

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from lowtide.plan._index import TraceIndex, ints
 
-from lowtide.plan._index import NEVER, TraceIndex
-from lowtide.plan._replay import replays_of
+_MOST_FAMILIES = 3
 
 
-def blocks(index: TraceIndex) -> list[str]:
-    """Paths of the model's blocks in order of first call.
+def families(index: TraceIndex) -> list[list[str]]:
+    """Paths of modules of one class, in order of first call: the model's blocks, seen in up to three ways.
 
-    Blocks are sibling modules of one class, at least two, that save tensors in forward. Of all such families it is the one with the
-    most calls inside it and around its saved tensors that counts: the outermost one wherever blocks contain blocks.
+    A family has two modules or more, none inside another, all of which save tensors in forward. The families that save the most come first,
+    with the smaller modules first where they save the same.
     """
-    families = [_family(index, siblings) for siblings in index.children.values()]
-    return max(families, key=lambda paths: _saved_bytes(index, paths), default=[])
+    found = [_outermost(index, paths) for paths in _by_class(index).values()]
+    repeated = [paths for paths in found if len(paths) > 1]
+    return sorted(repeated, key=lambda paths: (-_saved_bytes(index, paths), -len(paths)))[:_MOST_FAMILIES]
 
 
-def _family(index: TraceIndex, siblings: list[int]) -> list[str]:
-    useful = [c for c in siblings if _drops_something(index, c)]
-    kinds = Counter(index.trace.calls[c].type for c in useful)
-    repeated = [c for c in useful if kinds[index.trace.calls[c].type] > 1]
-    return list(dict.fromkeys(index.trace.calls[c].path for c in repeated))
+def _by_class(index: TraceIndex) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path, calls in index.calls_of_path.items():
+        if index.replayable[calls].all() and _saved_bytes(index, [path]):
+            found.setdefault(index.trace.calls[calls[0]].type, []).append(path)
+    return found
 
 
-def _drops_something(index: TraceIndex, call: int) -> bool:
-    path = index.trace.calls[call].path
-    calls = index.calls_of_path[path]
-    return bool(index.replayable[calls].all()) and any(r.before != NEVER for r in replays_of(index, (path,)))
+def _outermost(index: TraceIndex, paths: list[str]) -> list[str]:
+    """Without the modules that are called inside another of them."""
+    kept: list[str] = []
+    stop = 0
+    for call, path in sorted((index.calls_of_path[path][0], path) for path in paths):
+        if call >= stop:
+            kept.append(path)
+            stop = int(index.call_stop[call])
+    return kept
 
 
 def _saved_bytes(index: TraceIndex, paths: list[str]) -> int:
-    storages = {s for path in paths for r in replays_of(index, (path,)) for s in index.slot_storage[r.dropped].tolist()}
-    return sum(index.trace.storages[s].bytes for s in storages)
+    """Bytes of what is saved in the first call of each, what was there before the step left out."""
+    calls = [index.calls_of_path[path][0] for path in paths]
+    slots = [s for call in calls for s in index.slots_of_call(call).tolist()]
+    storages = ints(sorted({int(index.slot_storage[s]) for s in slots}))
+    return int(index.bytes[storages][~index.resident[storages]].sum())

@@ -43,30 +43,36 @@ def fastest(model: MemoryModel, budget_bytes: float, *, time_limit_s: float, rel
     rows = LinearConstraint(model.rows * scale, -np.inf, (budget_bytes + 0.5 - model.constant) * scale)
     cost = np.concatenate([model.seconds, np.zeros(model.extra)])
     unit = float(cost.max(initial=0.0)) or 1.0
-    return _solve(model, cost / unit, [rows], unit=unit, free=0, time_limit_s=time_limit_s, rel_gap=rel_gap)
+    return _solve(model, cost / unit, [rows], unit=unit, most=np.zeros(0), time_limit_s=time_limit_s, rel_gap=rel_gap)
 
 
-def lowest(model: MemoryModel, *, time_limit_s: float) -> Choice:
-    """The candidates of the smallest peak. A last variable is at least the bytes of each moment."""
+def lowest(model: MemoryModel, at_most_bytes: int, *, time_limit_s: float) -> Choice:
+    """The candidates of the smallest peak, from what is known to be possible down.
+
+    A last variable is at least the bytes of each moment.
+    """
     if not model.candidates:
         return Choice((), float(model.constant.max()), float(model.constant.max()))
-    unit = float((model.constant + np.maximum(model.rows.toarray(), 0).sum(axis=1)).max(initial=1.0)) / _SCALE
+    unit = max(at_most_bytes, 1) / _SCALE
     ceiling = sparse.csr_array(np.full((len(model.constant), 1), -1.0))
     rows = LinearConstraint(sparse.hstack([model.rows / unit, ceiling]), -np.inf, -model.constant / unit)
     cost = np.concatenate([np.zeros(model.rows.shape[1]), [1.0]])
-    return _solve(model, cost, [rows], unit=unit, free=1, time_limit_s=time_limit_s, rel_gap=0.0)
+    most = np.array([(at_most_bytes + 0.5) / unit])
+    return _solve(model, cost, [rows], unit=unit, most=most, time_limit_s=time_limit_s, rel_gap=0.0)
 
 
 def _solve(
-    model: MemoryModel, cost: Floats, rows: list[LinearConstraint], *, unit: float, free: int, time_limit_s: float, rel_gap: float
+    model: MemoryModel, cost: Floats, rows: list[LinearConstraint], *, unit: float, most: Floats, time_limit_s: float, rel_gap: float
 ) -> Choice:
+    """Minimise ``cost``, which is in units of ``unit``; ``most`` bounds variables beyond those of the model."""
+    free = len(most)
     count = len(model.candidates)
     with quiet():
         result: Any = milp(
             cost,
             constraints=[*rows, *_structure(model, free)],
             integrality=np.concatenate([np.ones(count), np.zeros(model.extra + free)]),
-            bounds=Bounds(0.0, np.concatenate([np.ones(count + model.extra), np.full(free, np.inf)])),
+            bounds=Bounds(0.0, np.concatenate([np.ones(count + model.extra), most])),
             options={"time_limit": time_limit_s, "mip_rel_gap": rel_gap},
         )
     if result.x is None:

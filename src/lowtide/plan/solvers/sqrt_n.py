@@ -1,25 +1,31 @@
 """Blocks in segments of equal length, each replayed as one (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
 
 With n equal blocks in about sqrt(n) segments, what is kept between segments and what one replay needs grow with sqrt(n)
-each. All segment lengths are given, since blocks need not be equal and the best length is then another.
+each. All lengths around that are given, since blocks need not be equal and the best length is then another.
 """
 
 from __future__ import annotations
+
+import math
 
 from lowtide.errors import PlanError
 from lowtide.plan._index import TraceIndex
 from lowtide.plan._replay import replays_of
 from lowtide.plan._solution import PlannedRegion
-from lowtide.plan.solvers._blocks import blocks
+from lowtide.plan.solvers._blocks import families
 
 NAME = "sqrt-n"
 
 
 def regions(index: TraceIndex) -> list[list[PlannedRegion]]:
     """One plan for each length of segments from two blocks up, the last segment replayed or kept."""
-    paths = blocks(index)
-    plans = [plan for length in range(2, len(paths)) for plan in _of_length(paths, length)]
+    plans = [plan for paths in families(index) for length in _lengths(len(paths)) for plan in _of_length(paths, length)]
     return [plan for plan in plans if _can_run(index, plan)]
+
+
+def _lengths(blocks: int) -> range:
+    """All that can be the best: below three times the length that is best for equal blocks."""
+    return range(2, min(blocks, 2 + math.ceil(3 * math.sqrt(blocks))))
 
 
 def _of_length(paths: list[str], length: int) -> list[list[PlannedRegion]]:

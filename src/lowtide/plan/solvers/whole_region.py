@@ -59,9 +59,9 @@ def fastest_within(index: TraceIndex, model: MemoryModel, budget_bytes: int, *, 
     return Outcome(None, None, first.bound if first else 0.0)
 
 
-def smallest_peak(index: TraceIndex, model: MemoryModel, *, time_limit_s: float) -> Outcome:
-    """The regions of the smallest peak, however slow."""
-    choice = lowest(model, time_limit_s=time_limit_s)
+def smallest_peak(index: TraceIndex, model: MemoryModel, at_most_bytes: int, *, time_limit_s: float) -> Outcome:
+    """The regions of the smallest peak, however slow, given that some plan has a peak of ``at_most_bytes``."""
+    choice = lowest(model, at_most_bytes, time_limit_s=time_limit_s)
     return Outcome(*_simulated(index, model, choice), choice.bound)
 
 
