@@ -182,7 +182,7 @@ class _Fitting:
             try:
                 plan = solve(trace, allowed, time_limit_s=time_limit_s)
             except InfeasibleBudgetError as error:
-                raise self._infeasible(trace, budget_bytes, error, time_limit_s) from None
+                return self._leanest(trace, budget_bytes, error, time_limit_s)
             handle, peak = self._install_and_measure(plan)
             if peak <= budget_bytes:
                 return handle, peak
@@ -199,16 +199,17 @@ class _Fitting:
             handle.remove()
             raise
 
-    def _infeasible(self, trace: StepTrace, budget_bytes: int, error: InfeasibleBudgetError, time_limit_s: float) -> InfeasibleBudgetError:
-        """The error, with a smallest budget that was measured."""
+    def _leanest(self, trace: StepTrace, budget_bytes: int, error: InfeasibleBudgetError, time_limit_s: float) -> tuple[Handle, int]:
+        """The plan of least peak, should it fit when measured; else an error with a budget that was measured to do."""
         handle, peak = self._install_and_measure(solve(trace, error.smallest_bytes, time_limit_s=time_limit_s))
+        if peak <= budget_bytes:
+            return handle, peak
         handle.remove()
-        smallest = max(peak, error.smallest_bytes)
         message = (
             f"no plan fits a peak of {format_bytes(budget_bytes)} ({budget_bytes} bytes): the smallest budget that would fit is "
-            f"{format_bytes(smallest)} ({smallest} bytes)"
+            f"{format_bytes(peak)} ({peak} bytes)"
         )
-        return InfeasibleBudgetError(message, budget_bytes=budget_bytes, smallest_bytes=smallest)
+        raise InfeasibleBudgetError(message, budget_bytes=budget_bytes, smallest_bytes=peak) from None
 
     def _time(self, handle: Handle, rounds: int, plain_peak: int, planned_peak: int) -> tuple[Measurement, Measurement, float]:
         def plain_step() -> None:
@@ -226,5 +227,5 @@ def _refuse_nothing_to_replay(trace: StepTrace) -> None:
     if not any(trace.storages[s.storage].born >= trace.calls[s.call].start for s in dropped if s.call is not None):
         raise StepError(
             "there is nothing to replay: no module of the model makes a tensor that autograd saves for backward "
-            "(what the step computes outside of the model's modules cannot be planned)"
+            "(what the step computes outside of the model's modules, or under another checkpointing library, cannot be planned)"
         )

@@ -146,3 +146,8 @@ def storage_key(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+def use_counts(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many references in C++ hold this tensor, and how many tensors hold its storage."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]

@@ -123,6 +123,30 @@ def gradient_penalty() -> Made:
     return model, step
 
 
+class Adapted(nn.Module):
+    """A frozen layer with a trained low-rank path beside it: two gradients meet at its input."""
+
+    def __init__(self, wide: int, narrow: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(wide, narrow).requires_grad_(False)
+        self.down = nn.Linear(wide, 4, bias=False)
+        self.up = nn.Linear(4, narrow, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(F.dropout(self.down(x), 0.1, self.training))
+
+
+def adapters() -> Made:
+    blocks = [nn.Sequential(nn.LayerNorm(32), Adapted(32, 128), nn.GELU(), Adapted(128, 32)) for _ in range(4)]
+    model, x = nn.Sequential(*blocks), torch.randn(256, 32)
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    return model, step
+
+
 def recurrent() -> Made:
     model = nn.LSTM(16, 32, num_layers=2, batch_first=True)
     x = torch.randn(8, 20, 16)
@@ -146,6 +170,7 @@ STEPS: dict[str, Callable[[], Made]] = {
         autocast,
         shared,
         gradient_penalty,
+        adapters,
         recurrent,
     )
 }

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from lowtide._torch_private import in_backward
 from lowtide.errors import StepError
 from lowtide.policy import fingerprint
 from lowtide.records import Category, Op, Phase, StepTrace
+from lowtide.trace._accumulation import Accumulation
 from lowtide.trace._calls import CallTable
 from lowtide.trace._saved import SavedTable
 from lowtide.trace._source import source_line
@@ -40,12 +42,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._model, self._optimizers, self._device = model, optimizers, device
         self._ops: list[Op] = []
-        self._births: list[tuple[int, ...]] = []
+        # Storages that each op returned; None for one that is recorded as done in place, though it was not.
+        self._births: list[tuple[int, ...] | None] = []
         self._paused = self._in_optimizer = False
         self._storages = StorageTable(device, self._clock)
         self._calls = CallTable(self._storages, self._clock)
         self._saved = SavedTable(self._storages, self._clock, lambda: self._calls.current, self._pause)
         self._workspace = workspace_for(device)
+        self._accumulation = Accumulation()
         self._gradients: list[torch.utils.hooks.RemovableHandle] = []
 
     def _clock(self) -> int:
@@ -125,8 +129,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inside = Category.ACTIVATION if phase is Phase.FORWARD else Category.TEMPORARY
         reads = self._rows_of((args, kwargs), inside)
         writes = self._rows_of(_written(func, args, kwargs), inside)
+        in_place = self._accumulation.is_in_place(func, args)
         out, seconds = self._timed(func, args, kwargs)
-        self._births.append(self._rows_of(out, inside))
+        if in_place:
+            self._storages.move(args[0], out)
+        self._births.append(None if in_place else self._rows_of(out, inside))
         random = torch.Tag.nondeterministic_seeded in func.tags
         source = source_line() if phase is Phase.FORWARD else ""
         self._ops.append(Op(str(func), phase, self._calls.current, source, seconds, 0, random, reads, writes))
@@ -152,11 +159,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         peaks = self._workspace.peaks()
         if len(peaks) != len(self._ops):
             raise StepError(f"{len(self._ops)} ops ran but the profiler saw {len(peaks)}: a step that is traced must not run a profiler")
-        born = (self._storages.bytes_born_at(index, rows) for index, rows in enumerate(self._births))
-        return tuple(
-            Op(o.name, o.phase, o.call, o.source, o.seconds, max(0, peak - own), o.random, o.reads, o.writes)
-            for o, peak, own in zip(self._ops, peaks, born, strict=True)
-        )
+        used = (self._bytes_used(index, peak) for index, peak in enumerate(peaks))
+        return tuple(replace(op, workspace_bytes=workspace) for op, workspace in zip(self._ops, used, strict=True))
+
+    def _bytes_used(self, op: int, peak_bytes: int) -> int:
+        """Of what was allocated at most while an op ran, what it did not return."""
+        births = self._births[op]
+        return 0 if births is None else max(0, peak_bytes - self._storages.bytes_born_at(op, births))
 
 
 def live_tensors() -> list[torch.Tensor]:

@@ -65,9 +65,13 @@ class StorageTable:
             category = Category.INPUT
         born = 0 if resident else self._clock()
         self._rows.append(_Row(self._size(storage), category, born, None, resident))
+        self._watch(storage, index)
+        return index
+
+    def _watch(self, storage: torch.UntypedStorage, index: int) -> None:
+        key = storage._cdata
         self._index[key] = index
         self._watches[key] = weakref.ref(storage, lambda _: self._freed(key, index))
-        return index
 
     def alias(self, storage: torch.UntypedStorage, index: int) -> None:
         """Let another storage stand for row ``index``: the tracer's copy of what autograd saved."""
@@ -76,6 +80,14 @@ class StorageTable:
     def drop_alias(self, key: int) -> None:
         """The copy is gone; its address may be used again."""
         self._index.pop(key, None)
+
+    def move(self, tensor: torch.Tensor, into: torch.Tensor) -> None:
+        """From now on the row of ``tensor`` stands for the storage of ``into``, which took its place."""
+        old, new = tensor.untyped_storage(), into.untyped_storage()
+        self._watches.pop(old._cdata, None)
+        index = self._index.pop(old._cdata, None)
+        if index is not None:
+            self._watch(new, index)
 
     def mark(self, tensor: torch.Tensor, category: Category) -> None:
         """The tensor's storage turned out to be ``category``."""
