@@ -13,13 +13,13 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide import _torch_private as private
 from lowtide.engine._learning import Before
 from lowtide.engine._profile import Script
 from lowtide.engine._replay import tell_once
-from lowtide.engine._sources import is_library, user_line
+from lowtide.engine._sources import is_importing, is_library, user_line
+from lowtide.engine._tower import tower
 from lowtide.engine._unpack import unpack
 from lowtide.engine._values import hash_of
 
@@ -56,34 +56,44 @@ class Audit:
         return result
 
     def _run_watched(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        pack = self._watcher.pack_hook(self._frame.pack_hook())
-        outer = sys.getprofile()
-        private.push_hooks(pack, unpack)
+        private.push_hooks(self._watcher.pack_hook(self._frame.pack_hook()), unpack)
         try:
-            with self._watcher:
-                if outer is None:
-                    sys.setprofile(self._profile)
-                try:
-                    return target(*args, **kwargs)
-                finally:
-                    if outer is None:
-                        sys.setprofile(None)
+            with tower.watching(self):
+                return target(*args, **kwargs)
         finally:
             private.pop_hooks()
-            if outer is not None:
-                self._script.settled = sys.maxsize
 
-    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
+    def see_nothing_of_python(self) -> None:
+        """Another profiler is at work: take it that everything matters."""
+        self._script.settled = sys.maxsize
+        self._watcher.attention = True
+
+    def see_op(self, func: Any, args: Any, kwargs: Any) -> None:
+        """An op is about to run."""
+        self._watcher.see(func, args, kwargs)
+
+    def see_result(self, result: Any) -> None:
+        """It has run."""
+        self._watcher.see_result(result)
+
+    def see_python(self, frame: FrameType, event: str, arg: Any) -> None:
         """Called for each function call: notes user code that runs after itself, draws at random, or writes output."""
         if event == "c_call":
-            if arg.__name__ in _OUTPUT and not self._watcher.quiet and not self._prints:
-                self._prints = f"{arg.__name__} at {user_line(frame)}"
-        elif event == "call":
+            self._see_builtin(frame, arg.__name__)
+        elif event == "call" and not is_library(frame.f_code.co_filename):
             code = frame.f_code
-            if not is_library(code.co_filename):
-                self._random_code = self._random_code or _names_randomness(code, frame.f_globals)
-                if code.co_flags & _GENERATOR or code.co_name == "__exit__" or _is_hook(frame):
-                    self._script.settled = len(self._script.ops)
+            if not self._random_code and _names_randomness(code, frame.f_globals) and not is_importing(frame):
+                self._random_code = True
+            if code.co_flags & _GENERATOR or code.co_name == "__exit__" or _is_hook(frame):
+                self._script.settled = len(self._script.ops)
+
+    def _see_builtin(self, frame: FrameType, name: str) -> None:
+        if "attention" in name:
+            self._watcher.attention = True
+        elif name in _OUTPUT and not self._prints and not is_importing(frame):
+            direct = not is_library(frame.f_code.co_filename)
+            if direct or frame.f_code.co_name == "emit":
+                self._prints = f"{name} at {user_line(frame)}"
 
     def _learn_script(self) -> None:
         frame, call, script = self._frame, self._call, self._script
@@ -92,9 +102,10 @@ class Audit:
         for index in script.late:
             assert frame.hashes is not None
             frame.hashes.pop(call.first + index, None)
+        watched = bool(profile.scripts)
         if len(profile.scripts) < _MOST_SCRIPTS or len(script.ops) in profile.scripts:
             profile.scripts[len(script.ops)] = script
-        profile.attention = self._watcher.attention
+        profile.attention = self._watcher.attention or sys.getprofile() is not None or (profile.attention and watched)
         profile.torch_random = profile.torch_random or self._watcher.random
         profile.left = frame.region.options.audit_every or sys.maxsize
         for watch, taken in call.watches:
@@ -109,20 +120,17 @@ class Audit:
             )
 
 
-class _Watcher(TorchDispatchMode):
+class _Watcher:
     """Sees every op of the call, below autograd.
 
     Attributes:
         before: told of what is about to be written.
-        quiet: lowtide's own ops run.
         random: an op drew from a generator of torch.
         attention: attention ops were seen.
     """
 
     def __init__(self, frame: Frame, call: Call, script: Script) -> None:
-        super().__init__()
         self.before: Before | None = None
-        self.quiet = False
         self.random = False
         self.attention = False
         self._frame = frame
@@ -135,10 +143,9 @@ class _Watcher(TorchDispatchMode):
     def pack_hook(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
         """The frame's pack hook, with notes taken."""
         frame, script = self._frame, self._script
-        assert frame.hashes is not None or True
 
         def note(tensor: torch.Tensor) -> Any:
-            before, self.quiet = self.quiet, True
+            tower.quiet += 1
             try:
                 hashes = frame.hashes
                 if hashes is not None:
@@ -149,23 +156,14 @@ class _Watcher(TorchDispatchMode):
                 script.sources.append(user_line(sys._getframe(1)))
                 return pack(tensor)
             finally:
-                self.quiet = before
+                tower.quiet -= 1
 
         return note
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.quiet:
-            return func(*args, **kwargs)
+    def see(self, func: Any, args: Any, kwargs: Any) -> None:
+        """An op is about to run: which saved tensors belong to it, what it writes to, whether it draws at random."""
         self._last = str(func)
         self._count += 1
-        self._see(func, args, kwargs)
-        result = func(*args, **kwargs)
-        for tensor in _tensors(result):
-            self._born.add(private.storage_key(tensor))
-        return result
-
-    def _see(self, func: Any, args: Any, kwargs: Any) -> None:
         given = {private.storage_key(tensor) for tensor in _tensors((args, list(kwargs.values())))}
         for index, key in self._pending:
             if key in given:
@@ -180,6 +178,10 @@ class _Watcher(TorchDispatchMode):
             if key not in self._born and self.before is not None:
                 self.before.about_to_write(tensor, key)
         self._pending.clear()
+
+    def see_result(self, result: Any) -> None:
+        """What the op made is the call's own: it may write to it."""
+        self._born.update(private.storage_key(tensor) for tensor in _tensors(result))
 
     def settle(self) -> None:
         """The call is over."""

@@ -18,7 +18,7 @@ from lowtide.engine._parts import Place
 from lowtide.engine._profile import Profile, Script
 from lowtide.engine._state import put_state, take_state
 from lowtide.engine._tree import ATOMS, load, places_in, store
-from lowtide.errors import InputChangedError
+from lowtide.errors import InputChangedError, InvalidInputError
 
 if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
@@ -96,11 +96,17 @@ class Call:
         else:
             self.target = store(target, self, memo)
         stored: list[Any] = []
-        for arg in args:
-            kind = type(arg)
-            stored.append(keep(arg) if kind is torch.Tensor else arg if kind in ATOMS else store(arg, self, memo))
-        self.args = stored
-        self.kwargs = {name: store(arg, self, memo) for name, arg in kwargs.items()} if kwargs else {}
+        try:
+            for arg in args:
+                kind = type(arg)
+                stored.append(keep(arg) if kind is torch.Tensor else arg if kind in ATOMS else store(arg, self, memo))
+            self.args = stored
+            self.kwargs = {}
+            for name, arg in kwargs.items():
+                self.kwargs[name] = store(arg, self, memo)
+        except InvalidInputError as error:
+            here = ([*_parameter_names(target, len(args)), *kwargs])[len(stored) + len(getattr(self, "kwargs", ()))]
+            raise InvalidInputError(f"argument {here!r}: {error}") from None
         if self.profile.python_random:
             self.state(PYTHON)
         if self.profile.numpy_random:

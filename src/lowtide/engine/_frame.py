@@ -29,7 +29,7 @@ class Frame:
     Attributes:
         region: what was called.
         calls: the member calls so far; one, unless the region is a segment.
-        held: the tensor inputs; packed by the hooks around the region where there are any.
+        held: the tensor inputs, cut off from the graph that made them; packed by the hooks around the region where there are any.
         metas: shape, dtype and strides of every tensor that autograd saved, in order.
         slots: for each of them its slot, weakly; ``None`` for what was kept as it is.
         entered_at: how many inputs were held when the last member was entered.
@@ -78,8 +78,12 @@ class Frame:
         copied = bool(self._copied) and index - self.entered_at in self._copied
         held = Held(index, tensor.requires_grad, version, copied)
         self.inputs[id(tensor)] = (tensor, held)
-        kept = tensor.detach().clone() if copied else tensor
-        self.held.append(kept if self._around is None else self._pack_around(kept))
+        if self._around is not None:
+            self.held.append(self._pack_around(tensor.detach().clone() if copied else tensor))
+        elif copied:
+            self.held.append(tensor.detach().clone())
+        else:
+            self.held.append(tensor if tensor.is_leaf else tensor.detach())
         return held
 
     def _pack_around(self, tensor: torch.Tensor) -> Any:
@@ -111,7 +115,7 @@ class Frame:
             return _working_copy(kept, held.requires_grad)
         if held.version != -1 and kept._version != held.version:
             raise self._input_changed(held, kept)
-        return kept  # type: ignore[no-any-return]
+        return kept if kept.requires_grad == held.requires_grad else kept.detach().requires_grad_(held.requires_grad)
 
     def _input_changed(self, held: Held, tensor: torch.Tensor) -> InputChangedError:
         names = [name for call in self.calls for name in call.names_of(held)]
@@ -123,7 +127,7 @@ class Frame:
 
     def pack_hook(self) -> Callable[[torch.Tensor], Any]:
         """The pack hook of the call that was entered last."""
-        add_meta, slots, inputs = self.metas.append, self.slots, self.inputs if self._around is None else {}
+        add_meta, slots, inputs, held = self.metas.append, self.slots, self.inputs if self._around is None else {}, self.held
         ref, frame, add = weakref.ref, self, self.slots.append
 
         def pack(tensor: torch.Tensor) -> Any:
@@ -135,6 +139,10 @@ class Frame:
                 add(None)
                 return tensor, tensor._version, frame.region
             version = tensor._version
+            known = inputs.get(id(tensor))
+            if known is not None and not known[1].copied:
+                add(None)
+                return held[known[1].index], version, frame.region
             base = tensor._base
             if base is not None and base._version == version:
                 if base.requires_grad and base.is_leaf:
@@ -143,7 +151,8 @@ class Frame:
                 if id(base) in inputs and not inputs[id(base)][1].copied:
                     add(None)
                     return tensor.detach(), version, frame.region
-            slot = Slot(tensor)
+            slot = Slot()
+            slot.ref = ref(tensor)
             slot.frame = frame
             slot.index = len(slots)
             slot.version = version
@@ -209,7 +218,7 @@ class Frame:
         """Let go of what replays made, or of what backward has had of it: it is made again when it is asked for again."""
         for ref in self.slots:
             slot = None if ref is None else ref()
-            if slot is not None and (slot.given or not given_only):
+            if slot is not None and slot.value is not None and (slot.given or not given_only):
                 slot.value = None
 
     def claim(self) -> threading.RLock:

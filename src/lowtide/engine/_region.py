@@ -51,8 +51,7 @@ class Region:
         if not hooks_work():
             return self._run_plain(target, args, kwargs)
         frame = Frame(self)
-        result = self.enter(frame, target, fixed, profile, args, kwargs)
-        return result
+        return self.enter(frame, target, fixed, profile, args, kwargs)
 
     def enter(
         self, frame: Frame, target: Callable[..., Any], fixed: nn.Module | None, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -123,6 +123,11 @@ def _fill(frame: Frame, missing: dict[int, Slot]) -> None:
         recorder = Recorder(frame, missing)
         run_calls(frame, recorder)
     recorder.check_complete()
+    for call in frame.calls:
+        for place in () if call.script is None else call.script.late:
+            slot = missing.get(call.first + place)
+            if slot is not None and slot.value is not None:
+                slot.version = slot.value._version
 
 
 def run_calls(frame: Frame, recorder: Recorder) -> None:
@@ -136,7 +141,7 @@ def run_calls(frame: Frame, recorder: Recorder) -> None:
         try:
             result = call.run(frame.region.name, target, args, kwargs)
         except StopReplay:
-            if not recorder.done:
+            if not recorder.done and recorder.mismatch is None:
                 raise
         finally:
             private.pop_hooks()
@@ -179,10 +184,11 @@ class Recorder:
             return self._last
         if call.script is None:
             return -1
-        stop = max(self._last, call.first + call.script.settled - 1)
-        while stop - call.first in call.script.late:
+        script, stop = call.script, max(self._last - call.first, call.script.settled)
+        unfilled = max((script.positions[place] for place in script.late if place <= stop), default=-1)
+        while stop < len(script.positions) and script.positions[stop] <= unfilled:
             stop += 1
-        return stop
+        return call.first + stop
 
     def enter(self, call: Any) -> None:
         """A member is about to be called."""

@@ -1,6 +1,6 @@
 """What autograd holds in place of a tensor that it saved inside a region.
 
-A slot is a weak reference to the saved tensor with a few fields: while something else keeps the tensor alive (a kept
+A slot refers to the saved tensor weakly: while something else keeps the tensor alive (a kept
 output, the input of the next region) backward gets that very tensor and nothing is replayed. A replay puts the tensor it
 made into the slot, so that it lives exactly as long as autograd holds the slot: the region reaches its slots only weakly.
 
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 Free = tuple[torch.Tensor, int, "Region"]
 
 
-class Slot(weakref.ref):  # type: ignore[type-arg]
-    """One dropped tensor.
+class Slot:
+    """One dropped tensor. The reference to it is a plain ``weakref.ref``: CPython crashes on subclasses of it that die together.
 
     Attributes:
+        ref: the tensor that was saved.
         frame: the call it was saved in.
         index: its place among all tensors saved in the call.
         version: of the tensor when it was saved: in the forward, and of ``value`` in the replay once there was one.
@@ -39,16 +40,17 @@ class Slot(weakref.ref):  # type: ignore[type-arg]
         given: whether backward has had ``value``; not set before there is one.
     """
 
-    __slots__ = ("__weakref__", "frame", "given", "index", "value", "version")
+    __slots__ = ("__weakref__", "frame", "given", "index", "ref", "value", "version")
     frame: Frame
     given: bool
     index: int
+    ref: weakref.ref[torch.Tensor]
     value: torch.Tensor | None
     version: int
 
     def original(self) -> torch.Tensor | None:
         """The saved tensor itself, if it is still alive and unchanged."""
-        tensor = alive(self)
+        tensor = alive(self.ref)
         return tensor if tensor is not None and tensor._version == self.version else None
 
     def put(self, tensor: torch.Tensor) -> None:

@@ -29,3 +29,12 @@ def user_line(frame: FrameType | None) -> str:
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported further up in a stack."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

@@ -55,16 +55,33 @@ def unpack(packed: Any) -> torch.Tensor:
 
 
 def _replay_for(slot: Slot) -> torch.Tensor:
-    frame, task = slot.frame, private.graph_task_id()
-    _note(frame, task)
-    with frame.claim():
-        if slot.value is None:
-            replay(frame, slot)
+    task = private.graph_task_id()
+    chain = _chain(slot)
+    while chain:
+        wanted = chain.pop()
+        frame = wanted.frame
+        _note(frame, task)
+        with frame.claim():
+            if wanted.value is None:
+                replay(frame, wanted)
     value = slot.value
     assert value is not None
     if task == -1:
         frame.drop_values()
     return value
+
+
+def _chain(slot: Slot) -> list[Slot]:
+    """The slot, then one of the region around that its replay needs first, and so on outwards.
+
+    Replays then run one after the other from the outermost inwards, instead of one inside the other.
+    """
+    chain = [slot]
+    while True:
+        around = [h for h in chain[-1].frame.held if type(h) is Slot and h.value is None and h.original() is None]
+        if not around:
+            return chain
+        chain.append(max(around, key=lambda outer: outer.index))
 
 
 def _note(frame: Frame, task: int) -> None:

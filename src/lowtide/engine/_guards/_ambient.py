@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lowtide import _torch_private as private
+from lowtide.engine._tower import TowerMode
 
 _DEVICE_TYPES: list[str] = []
 _get_flash, _get_efficient, _get_math, _get_cudnn = (get for get, _ in private.attention_flags)
@@ -26,11 +27,16 @@ def take_ambient(attention: bool) -> Ambient:
         contextvars.copy_context(),
         torch.get_default_dtype(),
         private.function_modes() if private.function_mode_count() else (),
-        private.dispatch_modes() if private.dispatch_mode_count() else (),
+        _dispatch_modes() if private.dispatch_mode_count() else (),
         _take_autocast() if private.any_autocast() else None,
         (_get_flash(), _get_efficient(), _get_math(), _get_cudnn()) if attention else (),
         private.attention_order() if attention else None,
     )
+
+
+def _dispatch_modes() -> tuple[Any, ...]:
+    """The stack without lowtide's own mode, which watches a forward and has no business in a replay."""
+    return tuple(mode for mode in private.dispatch_modes() if type(mode) is not TowerMode)
 
 
 def set_ambient(wanted: Ambient, before: Ambient) -> None:

@@ -19,6 +19,7 @@ from lowtide.errors import InputChangedError
 _versions_of = attrgetter("_version")
 _trainable_of = attrgetter("requires_grad")
 _training_of = itemgetter("training")
+_SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 _FRAMEWORK = ("torch.nn.", "torch.ao.")
 _OWN_OF_MODULES = frozenset(nn.Module().__dict__)
 
@@ -39,7 +40,7 @@ class Watch:
         states: random generators and the like, among attributes, that calls advance.
     """
 
-    __slots__ = ("_dicts", "_own", "_tables", "_whole", "audited", "changed", "modules", "names", "states", "trainings", "written")
+    __slots__ = ("_dicts", "_hooked", "_own", "_sharded", "_tables", "_whole", "audited", "changed", "modules", "names", "states", "trainings", "written")
 
     def __init__(self, root: nn.Module) -> None:
         found = [(path, m) for path, m in root.named_modules() if type(m.__dict__.get("_parameters")) is dict]
@@ -50,6 +51,8 @@ class Watch:
         self._tables: list[dict[str, torch.Tensor | None]] = [table for _, table in tables]
         self._whole = not any(t is None or t.is_inference() for table in self._tables for t in table.values())
         self.names = [f"{path}.{name}" if path else name for path, table in tables for name in table]
+        self._sharded = any(base.__name__ in _SHARDED for _, m in found for base in type(m).__mro__)
+        self._hooked = any(m._forward_hooks or m._forward_pre_hooks for _, m in found)
         self.audited = False
         self.trainings: list[list[bool]] = []
         self.written: list[int] = []
@@ -75,21 +78,24 @@ class Watch:
         tensors: list[Any] = [*chain.from_iterable(map(dict.values, self._tables))]
         training = [*map(_training_of, self._dicts)]
         versions, trainable = _take_partly(tensors)
-        same = len(tensors) == len(wanted[0]) and all(map(is_, tensors, wanted[0]))
-        if same and training == wanted[3] and trainable == wanted[2]:
+        same = self._sharded or (len(tensors) == len(wanted[0]) and all(map(is_, tensors, wanted[0])))
+        if same and training == wanted[3] and trainable == wanted[2] and not self._hooked:
             return None
+        data = [t.detach() for t in tensors if t is not None and t.is_leaf] if self._hooked else []
         if not same:
             self._put_tensors(wanted[0], wanted[1])
         _set_trainable(wanted)
         for own, flag in zip(self._dicts, wanted[3], strict=False):
             own["training"] = flag
-        return tensors, versions, trainable, training, []
+        return tensors, versions, trainable, training, data
 
     def put_back(self, before: Taken | None) -> None:
         """Undo ``put``."""
         if before is None:
             return
-        self._put_tensors(before[0], None)
+        if not self._sharded:
+            self._put_tensors(before[0], None)
+            _put_data([t for t in before[0] if t is not None and t.is_leaf], before[4])
         _set_trainable(before)
         for own, flag in zip(self._dicts, before[3], strict=False):
             own["training"] = flag
@@ -145,6 +151,13 @@ def _set_trainable(wanted: Taken) -> None:
     for tensor, flag in zip(wanted[0], wanted[2], strict=True):
         if tensor is not None and tensor.requires_grad != flag and tensor.is_leaf:
             tensor.requires_grad_(flag)
+
+
+def _put_data(tensors: list[torch.Tensor], data: list[torch.Tensor]) -> None:
+    """Undo what hooks did to the memory behind parameters: in backward the framework has it where it wants it."""
+    for tensor, before in zip(tensors, data, strict=False):
+        if tensor.shape != before.shape or tensor.data_ptr() != before.data_ptr():
+            tensor.data = before
 
 
 def still_as(then: Taken) -> bool:

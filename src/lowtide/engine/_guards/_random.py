@@ -1,6 +1,6 @@
 """The state of torch's own random generators, on the CPU and on every accelerator.
 
-The CPU generator gives its whole state in half a microsecond, so it is always read. A CUDA generator is a seed and an
+The CPU generator is copied whole in a microsecond, so it always is; not into a tensor, for those are counted. A CUDA generator is a seed and an
 offset: two numbers, read without touching the device.
 """
 
@@ -15,17 +15,26 @@ import torch
 PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
 NUMPY: np.random.RandomState = np.random.get_state.__self__  # type: ignore[attr-defined]
 
-Random = tuple[torch.Tensor, list[Any]]
+Random = tuple[torch.Generator, list[Any]]
 
 
 def take_random() -> Random:
     """Read the state of every default generator that is in use."""
-    return torch.default_generator.get_state(), _take_devices()
+    return torch.default_generator.clone_state(), _take_devices() if _has_devices() else []
+
+
+def cpu_moved(since: torch.Generator) -> bool:
+    """Whether the state of the CPU generator is another one by now."""
+    return not torch.equal(torch.default_generator.get_state(), since.get_state())
+
+
+def _has_devices() -> bool:
+    return torch.cuda.is_initialized() or _other() is not None
 
 
 def put_random(wanted: Random) -> None:
     """Set the state of every default generator."""
-    torch.default_generator.set_state(wanted[0])
+    torch.default_generator.set_state(wanted[0].get_state())
     for put, state in wanted[1]:
         put(state)
 
