@@ -148,7 +148,7 @@ def _style(figure: Any, axes: _Axes) -> None:
         margin={"l": 8, "r": 8, "t": 36, "b": 8},
         showlegend=False,
         hovermode="x unified",
-        hoverlabel={"bgcolor": "rgba(255,255,255,0.95)", "bordercolor": GRID, "font": {"size": 12}},
+        hoverlabel={"bgcolor": "rgba(255,255,255,0.95)", "bordercolor": GRID, "font": {"size": 12}, "namelength": -1},
         autosize=True,
     )
     (time, second), (unit, size) = axes.time, axes.bytes
