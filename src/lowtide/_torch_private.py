@@ -51,6 +51,9 @@ _top_hooks: Callable[[bool], tuple[Callable[[torch.Tensor], Any], Callable[[Any]
 functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 tracing_jit: Callable[[], Any] = torch._C._get_tracing_state
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+# What the engine itself looks at is no business of the user's modes.
+without_function_modes: Callable[[], Any] = torch._C.DisableTorchFunction
+without_dispatch_modes: Callable[[], Any] = torch._C._DisableTorchDispatch
 profiler_active: Callable[[], bool] = torch._C._autograd._profiler_enabled
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 

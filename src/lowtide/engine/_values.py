@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from lowtide import _torch_private as private
+
 
 def hash_of(tensor: torch.Tensor) -> Any:
     """A hash of a tensor's bits; on an accelerator it stays there until it is compared. None if there are no bits to read."""
-    with torch.no_grad():
+    with torch.no_grad(), private.without_function_modes(), private.without_dispatch_modes():
         try:
             return _hash(tensor.detach())
         except (RuntimeError, TypeError, NotImplementedError):
