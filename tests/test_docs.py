@@ -25,7 +25,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def shown_commands() -> list[str]:
+    """Commands in blocks of shell, and those in running text that have arguments."""
     lines = [line.split("#")[0].strip() for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    lines += [found for page in PAGES for found in re.findall(r"`(lowtide [^`\s]+ [^`\s]+ [^`\n]+)`", page.read_text(encoding="utf-8"))]
     return sorted({line for line in lines if line.startswith("lowtide ")})
 
 
