@@ -1,0 +1,192 @@
+"""The functions that PyTorch's users call: ``checkpoint`` in both forms and ``checkpoint_sequential``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import noop_context_fn
+
+from lowtide import _torch_private
+from lowtide.torch_compat._region import Call, ContextFn, forward, run
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: bool | None = None,
+    context_fn: ContextFn = noop_context_fn,
+    determinism_check: str = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """``torch.utils.checkpoint.checkpoint``, on lowtide's engine.
+
+    Args:
+        function: what to run now, and again in backward.
+        args: for ``function``.
+        use_reentrant: ``False`` for the form that PyTorch recommends. ``True`` keeps the limits of the other form (no
+            ``torch.autograd.grad``, no ``inputs=``, no keywords), but not its wrong results: gradients reach weights when no input
+            needs one, and tensors in containers. It should be passed; without it PyTorch warns and takes ``True``.
+        context_fn: returns a context for the forward and one for the replay.
+        determinism_check: ``"default"`` compares shapes, types and devices of replayed tensors with the forward's; ``"none"`` does not.
+        debug: a mismatch lists every op of forward and replay.
+        early_stop: end a replay as soon as it has made what backward needs.
+        kwargs: for ``function``, but for ``preserve_rng_state`` (default ``True``), which says whether a replay draws what the
+            forward drew.
+
+    Returns:
+        What ``function`` returns.
+
+    Raises:
+        ValueError: options that exclude each other, or keywords for the reentrant form.
+        CheckpointError: in backward, when a replay does not match.
+    """
+    if use_reentrant is None:
+        _warn_of_default("checkpoint", stacklevel=3)
+        use_reentrant = True
+    preserve = kwargs.pop("preserve_rng_state", True)
+    if not use_reentrant:
+        return run(function, args, kwargs, Call(preserve, context_fn, determinism_check, debug, early_stop))
+    _refuse_keywords(kwargs)
+    if context_fn is not noop_context_fn or debug is not False:
+        raise ValueError("Passing `context_fn` or `debug` is only supported when use_reentrant=False.")
+    return run_reentrant(function, args, preserve)
+
+
+def checkpoint_sequential(
+    functions: nn.Sequential | Sequence[Callable[..., Any]],
+    segments: int,
+    input: Any,
+    use_reentrant: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """``torch.utils.checkpoint.checkpoint_sequential``: all segments but the last are regions.
+
+    Args:
+        functions: to run one after the other, split into equal counts.
+        segments: how many; the last takes what is left over.
+        input: for the first of ``functions``; each gets what the one before returned.
+        use_reentrant: as for ``checkpoint``.
+        kwargs: ``preserve_rng_state`` and nothing else.
+
+    Returns:
+        What the last of ``functions`` returns.
+
+    Raises:
+        ValueError: an unknown keyword.
+    """
+    if use_reentrant is None:
+        _warn_of_default("checkpoint_sequential", stacklevel=3)
+        use_reentrant = True
+    preserve = kwargs.pop("preserve_rng_state", True)
+    _refuse_keywords(kwargs)
+    parts = list(functions.children()) if isinstance(functions, nn.Sequential) else list(functions)
+    length = len(parts) // segments
+    last = length * (segments - 1)
+    value = input
+    for start in range(0, last, max(length, 1)):
+        value = checkpoint(_chain(parts[start : start + length]), value, use_reentrant=use_reentrant, preserve_rng_state=preserve)
+    return _chain(parts[last:])(value)
+
+
+def _chain(parts: Sequence[Callable[..., Any]]) -> Callable[[Any], Any]:
+    def segment(value: Any) -> Any:
+        for part in parts:
+            value = part(value)
+        return value
+
+    return segment
+
+
+def _warn_of_default(name: str, stacklevel: int) -> None:
+    warnings.warn(
+        f"torch.utils.checkpoint.{name}: the use_reentrant parameter should be passed explicitly; True is taken, which is PyTorch's "
+        "default for now. use_reentrant=False is recommended.",
+        stacklevel=stacklevel + 1,
+    )
+
+
+def _refuse_keywords(kwargs: dict[str, Any]) -> None:
+    if kwargs:
+        raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
+
+
+def run_reentrant(function: Callable[..., Any], args: tuple[Any, ...], preserve_rng_state: bool) -> Any:
+    """Run a region with the contract of PyTorch's reentrant form: its backward gives all gradients or none."""
+    result = run(function, args, {}, Call(preserve_rng_state, give_once=False))
+    if not (torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)):
+        return result
+    outputs = result if isinstance(result, tuple) else (result,)
+    nodes = {o.grad_fn for o in outputs if isinstance(o, torch.Tensor) and o.grad_fn is not None}
+    for node in nodes:
+        node.register_prehook(_refuse_some_gradients)
+    if nodes or any(o.requires_grad for o in outputs if isinstance(o, torch.Tensor)):
+        return result
+    refused = tuple(_refuse_backward(o) for o in outputs)
+    return refused if isinstance(result, tuple) else refused[0]
+
+
+def _refuse_some_gradients(_grads: tuple[torch.Tensor, ...]) -> None:
+    if not _torch_private.backward_takes_all_gradients():
+        raise RuntimeError(
+            "When use_reentrant=True, torch.utils.checkpoint is incompatible with .grad() and with an `inputs` parameter of .backward(): "
+            "set use_reentrant=False, or call .backward() without `inputs`"
+        )
+
+
+class _NoGradient(torch.autograd.Function):
+    """Stands for an output that needs no gradient where PyTorch's reentrant form claims that it does."""
+
+    @staticmethod
+    def forward(_ctx: Any, output: torch.Tensor, _anchor: torch.Tensor) -> torch.Tensor:
+        return output.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *_grads: torch.Tensor) -> None:
+        raise RuntimeError("none of output has requires_grad=True, this checkpoint() is not necessary")
+
+
+def _refuse_backward(output: Any) -> Any:
+    if not isinstance(output, torch.Tensor) or not (output.is_floating_point() or output.is_complex()):
+        return output
+    return _NoGradient.apply(  # type: ignore[no-untyped-call]
+        output, torch.empty(0, device=output.device, requires_grad=True)
+    )
+
+
+class CheckpointFunction(torch.autograd.Function):
+    """Offers ``CheckpointFunction.apply(function, preserve_rng_state, *args)``, the reentrant form by its older name."""
+
+    @classmethod
+    def apply(cls, run_function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        """Run a region in the reentrant form.
+
+        Args:
+            run_function: what to run now, and again in backward.
+            preserve_rng_state: a replay draws what the forward drew.
+            args: for ``run_function``.
+
+        Returns:
+            What ``run_function`` returns.
+        """
+        return run_reentrant(run_function, args, preserve_rng_state)
+
+
+def checkpoint_without_reentrant_generator(
+    fn: Callable[..., Any],
+    preserve_rng_state: bool = True,
+    context_fn: ContextFn = noop_context_fn,
+    determinism_check: str = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+    *args: Any,
+    **kwargs: Any,
+) -> Generator[None, None, None]:
+    """What ``torch.distributed`` calls: advanced once before a module's forward and once after it, from its hooks."""
+    return forward(fn, args, kwargs, Call(preserve_rng_state, context_fn, determinism_check, debug, early_stop))
