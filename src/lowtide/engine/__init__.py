@@ -6,7 +6,8 @@ from lowtide.engine._checkpoint import checkpoint
 from lowtide.engine._install import RegionHandle, install
 from lowtide.engine._once import once, original_only
 from lowtide.engine._options import Options
-from lowtide.engine._replay import is_replaying, replay_seconds
+from lowtide.engine._replay import replay_seconds
 from lowtide.engine._state import register_state
+from lowtide.engine._thread import is_replaying
 
 __all__ = ["Options", "RegionHandle", "checkpoint", "install", "is_replaying", "once", "original_only", "register_state", "replay_seconds"]

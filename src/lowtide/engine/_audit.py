@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _MOST_SCRIPTS = 16
 _GENERATOR = 0x20
-_OUTPUT = {"print", "write", "writelines"}
 
 
 class Audit:
@@ -80,7 +79,7 @@ class Audit:
         """Called for each function call: notes user code that runs after itself, draws at random, or writes output."""
         if event == "c_call":
             self._see_builtin(frame, arg.__name__)
-        elif event == "call" and not is_library(frame.f_code.co_filename):
+        else:
             code = frame.f_code
             if not self._random_code and _names_randomness(code, frame.f_globals) and not is_importing(frame):
                 self._random_code = True
@@ -90,7 +89,7 @@ class Audit:
     def _see_builtin(self, frame: FrameType, name: str) -> None:
         if "attention" in name:
             self._watcher.attention = True
-        elif name in _OUTPUT and not self._prints and not is_importing(frame):
+        elif not self._prints and not is_importing(frame):
             direct = not is_library(frame.f_code.co_filename)
             if direct or frame.f_code.co_name == "emit":
                 self._prints = f"{name} at {user_line(frame)}"

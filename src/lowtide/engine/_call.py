@@ -13,9 +13,10 @@ from lowtide import _torch_private as private
 from lowtide.engine._guards._ambient import Ambient, for_replay, set_ambient, take_ambient
 from lowtide.engine._guards._attributes import Attributes, put_attributes, put_back_attributes, take_attributes
 from lowtide.engine._guards._modules import Taken, Watch, still_as, watch_of
-from lowtide.engine._guards._random import NUMPY, PYTHON, Random, put_random, take_random
+from lowtide.engine._guards._random import NUMPY, PYTHON, Random, cpu_moved, put_random, take_random
 from lowtide.engine._parts import Place
 from lowtide.engine._profile import Profile, Script
+from lowtide.engine._thread import Mismatch, is_replaying
 from lowtide.engine._state import put_state, take_state
 from lowtide.engine._tree import ATOMS, load, places_in, store
 from lowtide.errors import InputChangedError, InvalidInputError
@@ -62,11 +63,12 @@ class Call:
         states: generators and the like, with their state.
         attributes: of modules, that such a call changes, with what they were.
         first: how many tensors the frame had saved when it was entered.
+        random_end: state of the CPU generator at the end, where another thread may have drawn from it meanwhile.
         script: of an audited call that went the same way, once it is known.
     """
 
     __slots__ = (
-        "_keep", "ambient", "args", "attributes", "deep", "first", "fixed", "kwargs", "profile", "random", "script", "states", "target", "watches",
+        "_keep", "ambient", "args", "attributes", "deep", "first", "fixed", "kwargs", "profile", "random", "random_end", "script", "states", "target", "watches",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +85,7 @@ class Call:
         self._keep: Callable[[torch.Tensor], Place] | None = frame.keep
         self._take(target, fixed, args, kwargs)
         self.random: Random = take_random()
+        self.random_end: torch.Generator | None = None
         self.ambient: Ambient = take_ambient(profile.attention)
         self._keep = None
 
@@ -93,6 +96,8 @@ class Call:
         if fixed is not None:
             self.module(fixed)
             self.target: Any = target
+        elif is_replaying():
+            self.target, self.fixed = target, True
         else:
             self.target = store(target, self, memo)
         stored: list[Any] = []
@@ -176,7 +181,10 @@ class Call:
             if wanted[1:] != ambient[1:]:
                 set_ambient(wanted, ambient)
             put_random(self.random)
-            return self.ambient[0].copy().run(target, *args, **kwargs)
+            result = self.ambient[0].copy().run(target, *args, **kwargs)
+            if self.random_end is not None and cpu_moved(self.random_end):
+                raise Mismatch(-1, None)
+            return result
         finally:
             put_random(random)
             if wanted[1:] != ambient[1:]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from lowtide.engine._replay import is_replaying
+from lowtide.engine._thread import is_replaying
 
 F = TypeVar("F", bound=Callable[..., Any])
 

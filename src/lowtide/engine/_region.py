@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from lowtide import _torch_private as private
@@ -15,7 +17,7 @@ from lowtide.engine._frame import Frame
 from lowtide.engine._learning import learn_surprises
 from lowtide.engine._options import Options
 from lowtide.engine._profile import Profile
-from lowtide.engine._replay import is_replaying
+from lowtide.engine._thread import is_replaying
 from lowtide.engine._unpack import unpack
 from lowtide.engine._values import hash_of
 
@@ -63,10 +65,13 @@ class Region:
         frame.calls.append(call)
         frame.running = True
         profile.left -= 1
+        crowded = (profile.torch_random or profile.left < 0) and threading.active_count() > 1
         if not is_replaying() and (profile.left < 0 or _is_news(call)):
             result = Audit(frame, call).run(target, args, kwargs)
         else:
             result = self._run_watched(frame, target, args, kwargs)
+        if profile.torch_random and (crowded or threading.active_count() > 1):
+            call.random_end = torch.default_generator.clone_state()
         frame.leave(call)
         for watch, taken in call.watches:
             rebound = watch.rebound(taken)

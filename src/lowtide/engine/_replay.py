@@ -7,7 +7,6 @@ replay: it is no ``Exception``, so no handler of the user's own code takes it fo
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from torch.autograd.profiler import record_function
 
 from lowtide import _torch_private as private
 from lowtide.engine._slot import Slot
+from lowtide.engine._thread import Mismatch, StopReplay, state
 from lowtide.engine._tree import tensors_in
 from lowtide.engine._values import hash_of, same_hash
 
@@ -24,29 +24,7 @@ if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
 
 
-class StopReplay(BaseException):
-    """Ends a replay: it has made all that was needed, or has gone wrong."""
-
-
-class Mismatch(BaseException):
-    """A replay went another way than the forward; becomes a ``ReplayMismatchError`` with all that can be found out."""
-
-    def __init__(self, index: int, found: tuple[Any, ...] | None, *, values: bool = False) -> None:
-        super().__init__()
-        self.index, self.found, self.values = index, found, values
-
-
-class _Thread(threading.local):
-    depth = 0
-
-
-_thread = _Thread()
 _seconds = [0.0]
-
-
-def is_replaying() -> bool:
-    """Whether this code runs again in backward, to make what backward needs, rather than in the forward itself."""
-    return _thread.depth > 0
 
 
 def replay_seconds() -> float:
@@ -64,7 +42,7 @@ def replay(frame: Frame, wanted: Slot) -> None:
     frame.check_replayable()
     missing = _missing(frame, wanted)
     started = time.perf_counter()
-    _thread.depth += 1
+    state.depth += 1
     try:
         if private.profiler_active():
             with record_function("lowtide::replay"):
@@ -76,10 +54,10 @@ def replay(frame: Frame, wanted: Slot) -> None:
 
         raise explain_mismatch(frame, mismatch) from None
     finally:
-        _thread.depth -= 1
+        state.depth -= 1
         spent = time.perf_counter() - started
         frame.region.replay_s += spent
-        if _thread.depth == 0:
+        if state.depth == 0:
             _seconds[0] += spent
 
 
@@ -182,7 +160,7 @@ class Recorder:
         call = frame.call_of(self._last)
         if frame.running:
             return self._last
-        if call.script is None:
+        if call.script is None or any(known.random_end is not None for known in frame.calls):
             return -1
         script, stop = call.script, max(self._last - call.first, call.script.settled)
         unfilled = max((script.positions[place] for place in script.late if place <= stop), default=-1)
@@ -200,7 +178,7 @@ class Recorder:
         if self.done or self.mismatch is not None:
             return tensor.detach() if self._keep else None
         if index >= len(self._metas) or not _agrees(tensor, self._metas[index]):
-            self.mismatch = Mismatch(index, (tensor.shape, tensor.dtype))
+            self.mismatch = Mismatch(index, meta_of(tensor))
             raise StopReplay
         if self._hashes is not None and index in self._hashes and not same_hash(hash_of(tensor), self._hashes[index]):
             self._differs(index, tensor)
@@ -228,8 +206,9 @@ class Recorder:
         self.done = True
 
     def _differs(self, index: int, tensor: torch.Tensor) -> None:
-        if self._frame.region.options.check_values:
-            self.mismatch = Mismatch(index, (tensor.shape, tensor.dtype), values=True)
+        threaded = any(call.random_end is not None for call in self._frame.calls)
+        if self._frame.region.options.check_values or threaded:
+            self.mismatch = Mismatch(index, meta_of(tensor), values=True)
             raise StopReplay
         profile = self._frame.call_of(index).profile
         tell_once(
@@ -255,6 +234,14 @@ def tell_once(profile: Any, message: str) -> None:
     if kind not in profile.told:
         profile.told.add(kind)
         warnings.warn(message, stacklevel=2)
+
+
+def meta_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Shape, dtype and strides, as far as the layout has them."""
+    try:
+        return tensor.shape, tensor.dtype, tensor.stride()
+    except RuntimeError:
+        return tensor.layout, tensor.dtype, None
 
 
 def _agrees(tensor: torch.Tensor, meta: Any) -> bool:

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lowtide.engine._sources import is_library
+
 
 class Viewer(Protocol):
     """Is told what runs."""
@@ -93,7 +95,16 @@ class Tower(threading.local):
             viewer.see_nothing_of_python()
 
 
+_OUTPUT = frozenset({"print", "write", "writelines"})
+
+
 def _tell(frame: FrameType, event: str, arg: Any) -> None:
+    """Only calls of the user's own functions are of interest, and builtins that write or that compute attention."""
+    if event == "call":
+        if is_library(frame.f_code.co_filename):
+            return
+    elif event != "c_call" or (arg.__name__ not in _OUTPUT and "attention" not in arg.__name__):
+        return
     if not tower.quiet:
         for viewer in tower.viewers:
             viewer.see_python(frame, event, arg)

@@ -118,6 +118,10 @@ class Watch:
                 return name, tensor, version
         return None
 
+    def training_now(self) -> list[bool]:
+        """The training flags, in the order of ``modules``."""
+        return [*map(_training_of, self._dicts)]
+
     def attributes(self) -> list[tuple[dict[str, Any], str]]:
         """Every attribute that is no part of ``nn.Module`` itself."""
         return [(own, name) for own in self._dicts for name in own if name not in _OWN_OF_MODULES and name != "forward"]
