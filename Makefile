@@ -35,8 +35,10 @@ $(READY): pyproject.toml
 	"$(BIN)/python" -m pip install -qq --editable ".[dev,docs]"
 	@touch "$@"
 
+# Threads that wait asleep: where other programs want the cores too, threads that spin make a step take many times as long.
+# The log level hides a line of the CPU allocator about memory that it gave out before it was observed.
 demo: $(READY)
-	@"$(BIN)/lowtide" demo $(ARGS)
+	@OMP_WAIT_POLICY=passive TORCH_CPP_LOG_LEVEL=ERROR "$(BIN)/lowtide" demo $(ARGS)
 
 test: $(READY)
 	"$(BIN)/python" -m pytest $(ARGS)
