@@ -28,8 +28,9 @@ from lowtide.units import Budget
 from lowtide.workload import Workload
 
 if _find_spec("torch") is not None:
+    from lowtide import torch_compat
     from lowtide._fit import FitResult, fit
-    from lowtide.engine import checkpoint
+    from lowtide.engine import checkpoint, is_replaying, once, original_only, register_state
     from lowtide.measure import Measurement
     from lowtide.policy import Handle, apply, fingerprint
     from lowtide.trace import trace
@@ -64,8 +65,13 @@ __all__ = [
     "checkpoint",
     "fingerprint",
     "fit",
+    "is_replaying",
+    "once",
+    "original_only",
+    "register_state",
     "simulate",
     "solve",
+    "torch_compat",
     "trace",
 ]
 
