@@ -48,9 +48,10 @@ def test_every_example_is_shown(example: Path) -> None:
     assert any(f'"docs/examples/{example.name}"' in page.read_text(encoding="utf-8") for page in PAGES)
 
 
-def test_the_worked_example_prints_what_its_page_says() -> None:
-    [shown] = blocks(ROOT / "docs" / "how-it-works.md", "console")
-    assert printed_by(ROOT / "docs" / "examples" / "four_blocks.py") == shown
+@pytest.mark.parametrize(("example", "page"), [("four_blocks.py", "how-it-works.md"), ("by_hand.py", "regions.md")])
+def test_a_worked_example_prints_what_its_page_says(example: str, page: str) -> None:
+    [shown] = blocks(ROOT / "docs" / page, "console")
+    assert printed_by(ROOT / "docs" / "examples" / example) == shown
 
 
 def test_the_readme_shows_a_part_of_an_example_word_for_word() -> None:
