@@ -15,8 +15,8 @@ from lowtide.plan._index import NEVER, TraceIndex
 from lowtide.plan._replay import Replay, replays_of
 from lowtide.plan._solution import ancestors
 
-MOST_SEGMENTS = 5000
-"""Enough for every run of 100 siblings, or runs of up to 27 among 200."""
+SEGMENTS = (1000, 2400)
+"""How many segments to consider at first, and at most: every run of 45 siblings, and every run of 70."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Candidates:
 
     Attributes:
         regions: single modules first, each in order of first call.
-        complete: all of them. With more than a few dozen siblings in a row, the longest segments are left out.
+        complete: all of them; otherwise the longest segments are left out.
     """
 
     regions: tuple[Candidate, ...]
     complete: bool
 
 
-def candidates(index: TraceIndex, most_segments: int = MOST_SEGMENTS) -> Candidates:
+def candidates(index: TraceIndex, most_segments: int = SEGMENTS[-1]) -> Candidates:
     """The candidates of a trace.
 
     Args:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import InfeasibleBudgetError
-from lowtide.plan._candidates import Candidates, candidates
+from lowtide.plan._candidates import SEGMENTS, candidates
 from lowtide.plan._index import CATEGORIES, TraceIndex
 from lowtide.plan._problem import MemoryModel, memory_model
 from lowtide.plan._replay import name_of
@@ -20,6 +21,7 @@ from lowtide.units import format_bytes
 
 _RULES = (none, all_blocks, every_n, sqrt_n)
 _GAP_OF_OPTIMAL = 1e-4
+_SHARE_OF_SMALLEST = 0.6
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,9 @@ def solve(trace: StepTrace, budget_bytes: int, *, time_limit_s: float = 60.0) ->
     fitting = [rule for rule in search.rules if rule.peak_bytes <= budget_bytes]
     if none.NAME in (rule.solver for rule in fitting):
         return search.plan(fitting[0], budget_bytes, bound=0.0)
-    outcome = whole_region.fastest_within(search.index, search.model, budget_bytes, time_limit_s=search.seconds_left())
-    fitting += search.scored(outcome) or ([] if fitting else search.squeezed(budget_bytes))
-    return search.plan(search.polished(min(fitting, key=lambda s: s.by_time), budget_bytes), budget_bytes, bound=outcome.bound)
+    found, bound = search.fastest_within(budget_bytes)
+    fitting += found or ([] if fitting else search.squeezed(budget_bytes))
+    return search.plan(search.polished(min(fitting, key=lambda s: s.by_time), budget_bytes), budget_bytes, bound=bound)
 
 
 def smallest_budget(trace: StepTrace, *, time_limit_s: float = 60.0) -> Plan:
@@ -76,9 +78,9 @@ def smallest_budget(trace: StepTrace, *, time_limit_s: float = 60.0) -> Plan:
     """
     search = _Search(trace, time_limit_s)
     budget_bytes = search.smallest().peak_bytes
-    outcome = whole_region.fastest_within(search.index, search.model, budget_bytes, time_limit_s=search.seconds_left())
-    best = min([search.smallest(), *search.scored(outcome)], key=lambda s: s.by_time)
-    return search.plan(search.polished(best, budget_bytes), budget_bytes, bound=outcome.bound)
+    found, bound = search.fastest_within(budget_bytes)
+    best = min([search.smallest(), *found], key=lambda s: s.by_time)
+    return search.plan(search.polished(best, budget_bytes), budget_bytes, bound=bound)
 
 
 class _Search:
@@ -88,35 +90,54 @@ class _Search:
         self._deadline = time.monotonic() + time_limit_s
         self.index = TraceIndex(trace)
         self.rules = [self.score(rule.NAME, tuple(regions)) for rule in _RULES for regions in rule.regions(self.index)]
-        self._found: Candidates | None = None
-        self._model: MemoryModel | None = None
+        self._models: dict[int, tuple[MemoryModel, bool]] = {}
         self._smallest: _Scored | None = None
 
-    @property
-    def model(self) -> MemoryModel:
-        if self._model is None:
-            self._found = candidates(self.index)
-            self._model = memory_model(self.index, self._found.regions)
-        return self._model
+    def models(self, deadline: float) -> Iterator[tuple[MemoryModel, bool, float]]:
+        """The memory model with the shorter segments alone, where there are many, and then with more.
 
-    def seconds_left(self) -> float:
-        return max(self._deadline - time.monotonic(), 1.0)
+        Each comes with whether it has all candidates, and the time that may be spent on it.
+        """
+        for size in SEGMENTS:
+            if size not in self._models:
+                found = candidates(self.index, size)
+                self._models[size] = (memory_model(self.index, found.regions), found.complete)
+            model, complete = self._models[size]
+            last = complete or size == SEGMENTS[-1]
+            left_s = max(deadline - time.monotonic(), 0.0)
+            yield model, complete, left_s if last else left_s / 2
+            if last or time.monotonic() > deadline:
+                return
 
     def score(self, solver: str, regions: tuple[PlannedRegion, ...]) -> _Scored:
         return _Scored(solver, regions, run(self.index, regions))
 
-    def scored(self, outcome: Outcome) -> list[_Scored]:
+    def _scored(self, outcome: Outcome) -> list[_Scored]:
         """The plan of the exact solver, if it found one."""
         if outcome.regions is None or outcome.simulation is None:
             return []
         return [_Scored(whole_region.NAME, outcome.regions, outcome.simulation)]
 
+    def fastest_within(self, budget_bytes: int) -> tuple[list[_Scored], float | None]:
+        """The fastest plan of the exact solver, if it found one, and the replay time that none is below, if that is known."""
+        found: list[_Scored] = []
+        bound = None
+        for model, complete, time_limit_s in self.models(self._deadline):
+            known_s = min((s.simulation.replay_s for s in found), default=math.inf)
+            outcome = whole_region.fastest_within(self.index, model, budget_bytes, time_limit_s=time_limit_s, better_than_s=known_s)
+            found = self._scored(outcome) or found
+            bound = min(outcome.bound, known_s) if complete else None
+        return found, bound
+
     def smallest(self) -> _Scored:
-        """The plan of the smallest peak."""
+        """The plan of the smallest peak. Of the time, part is left for a faster plan of that peak."""
         if self._smallest is None:
+            now = time.monotonic()
             best = min(self.rules, key=lambda s: s.by_peak)
-            outcome = whole_region.smallest_peak(self.index, self.model, best.peak_bytes, time_limit_s=self.seconds_left())
-            self._smallest = min([*self.scored(outcome), best], key=lambda s: s.by_peak)
+            for model, _, time_limit_s in self.models(now + (self._deadline - now) * _SHARE_OF_SMALLEST):
+                outcome = whole_region.smallest_peak(self.index, model, best.peak_bytes, time_limit_s=time_limit_s)
+                best = min([*self._scored(outcome), best], key=lambda s: s.by_peak)
+            self._smallest = best
         return self._smallest
 
     def squeezed(self, budget_bytes: int) -> list[_Scored]:
@@ -136,22 +157,27 @@ class _Search:
             scored = fewer if fewer.peak_bytes <= budget_bytes else scored
         return scored
 
-    def plan(self, scored: _Scored, budget_bytes: int, *, bound: float) -> Plan:
-        replay_s = scored.simulation.replay_s
-        gap = max(replay_s - bound, 0.0) / replay_s if replay_s else 0.0
-        complete = self._found is None or self._found.complete
+    def plan(self, scored: _Scored, budget_bytes: int, *, bound: float | None) -> Plan:
+        gap = _gap(scored.simulation.replay_s, bound)
         return Plan(
             regions=_in_order(self.index, scored.regions),
             fingerprint=self.index.trace.fingerprint,
             budget_bytes=budget_bytes,
             predicted_peak_bytes=scored.peak_bytes,
             predicted_step_s=scored.simulation.step_s,
-            predicted_replay_s=replay_s,
+            predicted_replay_s=scored.simulation.replay_s,
             solver=scored.solver,
-            status=OPTIMAL if gap <= _GAP_OF_OPTIMAL and complete else FEASIBLE,
-            gap=gap if complete else None,
+            status=OPTIMAL if gap is not None and gap <= _GAP_OF_OPTIMAL else FEASIBLE,
+            gap=gap,
             device=self.index.trace.device,
         )
+
+
+def _gap(replay_s: float, bound_s: float | None) -> float | None:
+    """How much of the replay time might be saved at most; nothing, where nothing is replayed."""
+    if not replay_s:
+        return 0.0
+    return None if bound_s is None else max(replay_s - bound_s, 0.0) / replay_s
 
 
 def _in_order(index: TraceIndex, regions: Sequence[PlannedRegion]) -> tuple[PlannedRegion, ...]:

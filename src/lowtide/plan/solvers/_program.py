@@ -35,15 +35,16 @@ class Choice:
     bound: float
 
 
-def fastest(model: MemoryModel, budget_bytes: float, *, time_limit_s: float, rel_gap: float) -> Choice:
-    """The candidates of least replay time with no moment over budget."""
+def fastest(model: MemoryModel, budget_bytes: float, *, time_limit_s: float, rel_gap: float, better_than_s: float = np.inf) -> Choice:
+    """The candidates of least replay time with no moment over budget; none unless they are better than what is known."""
     if not model.candidates:
         return Choice((), 0.0, 0.0) if model.constant.max() <= budget_bytes else Choice(None, np.inf, np.inf)
     scale = _SCALE / max(budget_bytes, 1.0)
     rows = LinearConstraint(model.rows * scale, -np.inf, (budget_bytes + 0.5 - model.constant) * scale)
     cost = np.concatenate([model.seconds, np.zeros(model.extra)])
     unit = float(cost.max(initial=0.0)) or 1.0
-    return _solve(model, cost / unit, [rows], unit=unit, most=np.zeros(0), time_limit_s=time_limit_s, rel_gap=rel_gap)
+    limits = [rows] if np.isinf(better_than_s) else [rows, LinearConstraint(cost / unit, -np.inf, better_than_s * (1 - rel_gap) / unit)]
+    return _solve(model, cost / unit, limits, unit=unit, most=np.zeros(0), time_limit_s=time_limit_s, rel_gap=rel_gap)
 
 
 def lowest(model: MemoryModel, at_most_bytes: int, *, time_limit_s: float) -> Choice:
@@ -76,7 +77,8 @@ def _solve(
             options={"time_limit": time_limit_s, "mip_rel_gap": rel_gap},
         )
     if result.x is None:
-        return Choice(None, np.inf, np.inf if result.status == _INFEASIBLE else 0.0)
+        known = np.inf if result.status == _INFEASIBLE else result.mip_dual_bound or 0.0
+        return Choice(None, np.inf, max(float(known), 0.0) * unit)
     chosen = tuple(int(i) for i in np.flatnonzero(result.x[:count] > 0.5))
     bound = result.fun if result.mip_dual_bound is None else result.mip_dual_bound  # none when nothing was left to choose
     return Choice(chosen, float(result.fun) * unit, float(bound) * unit)

@@ -12,6 +12,7 @@ nothing is faster can outlast the time limit by far; what is found meanwhile is 
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -42,13 +43,16 @@ class Outcome:
     bound: float
 
 
-def fastest_within(index: TraceIndex, model: MemoryModel, budget_bytes: int, *, time_limit_s: float) -> Outcome:
-    """The fastest regions within the budget."""
+def fastest_within(
+    index: TraceIndex, model: MemoryModel, budget_bytes: int, *, time_limit_s: float, better_than_s: float = math.inf
+) -> Outcome:
+    """The fastest regions within the budget, if they are better than what is known."""
     deadline = time.monotonic() + time_limit_s
     allowed = budget_bytes
     first: Choice | None = None
     for _ in range(_TIGHTENINGS):
-        choice = fastest(model, allowed, time_limit_s=max(deadline - time.monotonic(), _LEAST_TIME_S), rel_gap=_REL_GAP)
+        left_s = max(deadline - time.monotonic(), _LEAST_TIME_S)
+        choice = fastest(model, allowed, time_limit_s=left_s, rel_gap=_REL_GAP, better_than_s=better_than_s)
         first = first or choice
         regions, simulation = _simulated(index, model, choice)
         if simulation is None:
