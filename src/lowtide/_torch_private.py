@@ -6,7 +6,6 @@ fails: a private name that still exists but means something else would be worse 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -87,12 +86,9 @@ def running_node_name() -> str:
     return "" if node is None else node.name()
 
 
-def alive(ref: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
-    """The tensor of a weak reference. One that only C++ still owned has to be told that Python owns it again."""
-    tensor = ref()
-    if tensor is not None:
-        tensor._fix_weakref()
-    return tensor
+def fix_weakly_held(tensor: torch.Tensor) -> None:
+    """To be called on what a weak reference gave: if only C++ still owned it, it has to be told that Python owns it again."""
+    tensor._fix_weakref()  # type: ignore[attr-defined]
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
@@ -131,7 +127,6 @@ graph_exec_group: Callable[[], Any] = torch._C._get_graph_exec_group
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
 tree_unflatten: Callable[[list[Any], Any], Any] = torch.utils._pytree.tree_unflatten
 SavedTensor: Any = torch._C._autograd.SavedTensor
-save_tensor: Callable[..., Any] = torch._C._autograd._make_saved_tensor
 backward_takes_all_gradients: Callable[[], bool] = torch.autograd._is_checkpoint_valid
 checkpoint_debug: Callable[[], tuple[Callable[[], Any], Callable[[Any], Any]]] = torch.utils.checkpoint._get_debug_context_and_cb
 CachingMode: Any = torch.utils.checkpoint._CachingTorchDispatchMode

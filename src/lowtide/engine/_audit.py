@@ -17,7 +17,7 @@ import torch
 from lowtide import _torch_private as private
 from lowtide.engine._learning import Before
 from lowtide.engine._profile import Script
-from lowtide.engine._replay import tell_once
+from lowtide.engine._replay import meta_of, tell_once
 from lowtide.engine._sources import is_importing, is_library, user_line
 from lowtide.engine._tower import tower
 from lowtide.engine._unpack import unpack
@@ -98,6 +98,8 @@ class Audit:
         frame, call, script = self._frame, self._call, self._script
         profile = call.profile
         self._watcher.settle()
+        script.plain = [0 if ref is None else 1 for ref in frame.slots[call.first :]]
+        script.settle()
         for index in script.late:
             assert frame.hashes is not None
             frame.hashes.pop(call.first + index, None)
@@ -109,8 +111,9 @@ class Audit:
         profile.left = frame.region.options.audit_every or sys.maxsize
         for watch, taken in call.watches:
             watch.audited = True
-            if taken[3] not in watch.trainings:
-                watch.trainings.append(taken[3])
+            watch.trainable = [t is not None and t.requires_grad for t in taken[0]]
+            if taken[2] not in watch.trainings:
+                watch.trainings.append(taken[2])
         if self._prints:
             tell_once(
                 profile,
@@ -151,6 +154,7 @@ class _Watcher:
                     hashes[len(frame.slots)] = hash_of(tensor)
                 self._pending.append((len(script.ops), private.storage_key(tensor)))
                 script.ops.append(self._last)
+                script.strides.append(meta_of(tensor)[2])
                 script.positions.append(self._count)
                 script.sources.append(user_line(sys._getframe(1)))
                 return pack(tensor)

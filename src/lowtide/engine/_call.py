@@ -149,11 +149,18 @@ class Call:
 
     def arguments(self, frame: Frame, results: list[list[torch.Tensor]]) -> tuple[Any, list[Any], dict[str, Any]]:
         """Callable and arguments as they were; containers are new ones."""
+        if self.fixed and not self.kwargs and len(self.args) == 1 and type(self.args[0]) is Held:
+            return self.target, [frame.fetch(self.args[0])], {}
         memo: dict[int, Any] = {}
+        fetched: dict[int, torch.Tensor] = {}
 
         def fetch(place: Place) -> torch.Tensor:
             if isinstance(place, Held):
-                return frame.fetch(place)
+                # One that was passed twice stays one: attention modules ask whether their query is their key.
+                tensor = fetched.get(place.index)
+                if tensor is None:
+                    tensor = fetched[place.index] = frame.fetch(place)
+                return tensor
             assert isinstance(place, Made)
             return results[place.call][place.leaf]
 
@@ -168,17 +175,18 @@ class Call:
             if not still_as(taken):
                 _raise_if_changed(region, watch, taken)
         undo = [(watch, watch.put(taken)) for watch, taken in self.watches]
-        now = [(value, take_state(value)) for value, _ in self.states]
+        now = [(value, take_state(value)) for value, _ in self.states] if self.states else ()
         for value, state in self.states:
             put_state(value, state)
         attributes = put_attributes(self.attributes) if self.attributes else None
         ambient = take_ambient(len(self.ambient[5]) > 0)
         wanted = for_replay(self.ambient)
+        moved = wanted[1:] != ambient[1:]
         grad = torch.is_grad_enabled()
         random = take_random()
         try:
             private.set_grad_enabled(True)
-            if wanted[1:] != ambient[1:]:
+            if moved:
                 set_ambient(wanted, ambient)
             put_random(self.random)
             result = self.ambient[0].copy().run(target, *args, **kwargs)
@@ -187,7 +195,7 @@ class Call:
             return result
         finally:
             put_random(random)
-            if wanted[1:] != ambient[1:]:
+            if moved:
                 set_ambient(ambient, wanted)
             private.set_grad_enabled(grad)
             if attributes is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,10 @@ def explain_mismatch(frame: Frame, mismatch: Mismatch) -> ReplayMismatchError:
     drew = python != random.getstate() and not frame.calls[0].profile.python_random
     random.setstate(python)
     index = mismatch.index
-    had = frame.metas[index] if index < len(frame.metas) else None
+    had = _had(frame, index)
     return ReplayMismatchError(
         f"the replay of region {name!r} did not do what its forward did. The first difference is in saved tensor {index} "
-        f"of {len(frame.metas)} (the replay saved {len(second.found)}):\n"
+        f"of {len(frame.slots)} (the replay saved {len(second.found)}):\n"
         f"  forward: {_told(had)}, {_forward_site(frame, index)}\n"
         f"  replay:  {_told(mismatch.found)}, {second.site(index)}\n"
         f"Most likely {_cause(frame, mismatch, had, drew)}"
@@ -53,9 +54,19 @@ def _told(meta: tuple[Any, ...] | None) -> str:
     return f"shape {shape}, {str(meta[1]).removeprefix('torch.')}, strides {meta[2]}"
 
 
+def _had(frame: Frame, index: int) -> tuple[Any, ...] | None:
+    """Shape and dtype as this call had them; strides as the last audit saw them, for a call that is not watched skips those."""
+    if index >= len(frame.slots):
+        return None
+    call, ref = frame.call_of(index), frame.slots[index]
+    strides = "unknown" if call.script is None else call.script.strides[index - call.first]
+    slot = None if ref is None else ref()
+    return ("of a tensor kept as it is", "", strides) if slot is None else (slot.shape, slot.dtype, strides)
+
+
 def _forward_site(frame: Frame, index: int) -> str:
     """Known from the last audit, if this call went the way that was watched."""
-    if index >= len(frame.metas):
+    if index >= len(frame.slots):
         return "its forward had come to its end"
     call = frame.call_of(index)
     script, place = call.script, index - call.first
@@ -84,7 +95,7 @@ def _cause(frame: Frame, mismatch: Mismatch, had: tuple[Any, ...] | None, drew: 
 def _flipped(frame: Frame) -> str:
     for call in frame.calls:
         for watch, taken in call.watches:
-            for path, then, now in zip(watch.modules, taken[3], watch.training_now(), strict=False):
+            for path, then, now in zip(watch.modules, taken[2], watch.training_now(), strict=False):
                 if then != now:
                     return path or "(the region itself)"
     return ""
@@ -100,7 +111,7 @@ class _Second(Recorder):
     """Hooks of the run that is only watched: notes for every saved tensor the op and the user's line."""
 
     def __init__(self, frame: Frame) -> None:
-        super().__init__(frame, {len(frame.metas): None})  # type: ignore[dict-item]
+        super().__init__(frame, {0: None})  # type: ignore[dict-item]
         self.found: list[tuple[str, str, tuple[Any, ...]]] = []
         self._last_op = "an op"
 
@@ -115,7 +126,11 @@ class _Second(Recorder):
         finally:
             state.depth -= 1
 
-    def pack(self, tensor: torch.Tensor) -> Any:
+    def pack_hook(self) -> Callable[[torch.Tensor], Any]:
+        """Notes only."""
+        return self._note
+
+    def _note(self, tensor: torch.Tensor) -> Any:
         """Note a saved tensor."""
         with tower.silence():
             self.found.append((self._last_op, user_line(sys._getframe(1)), meta_of(tensor)))

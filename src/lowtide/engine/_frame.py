@@ -12,14 +12,14 @@ import torch
 from lowtide import _torch_private as private
 from lowtide.engine._call import Call, Held, Made
 from lowtide.engine._parts import Place
-from lowtide.engine._slot import Slot
+from lowtide.engine._slot import Slot, gone
+from lowtide.engine._thread import is_replaying
 from lowtide.engine._tree import tensors_in
 from lowtide.errors import InputChangedError, ReplayError
 
 if TYPE_CHECKING:
     from lowtide.engine._region import Region
 
-Meta = tuple[Any, ...]
 _making_lock = threading.Lock()
 
 
@@ -30,8 +30,7 @@ class Frame:
         region: what was called.
         calls: the member calls so far; one, unless the region is a segment.
         held: the tensor inputs, cut off from the graph that made them; packed by the hooks around the region where there are any.
-        metas: shape, dtype and strides of every tensor that autograd saved, in order.
-        slots: for each of them its slot, weakly; ``None`` for what was kept as it is.
+        slots: for each tensor that autograd saved, in order, its slot, weakly; ``None`` for what was kept as it is.
         entered_at: how many inputs were held when the last member was entered.
         hashes: of the saved tensors, by place, where their values are to be checked.
         broken: why it cannot be replayed, if so.
@@ -39,7 +38,7 @@ class Frame:
     """
 
     __slots__ = (
-        "__weakref__", "_around", "_copied", "_lock", "_made", "broken", "calls", "entered_at", "hashes", "held", "inputs", "metas", "region", "running",
+        "__weakref__", "_around", "_copied", "_lock", "_made", "broken", "calls", "entered_at", "hashes", "held", "inputs", "region", "running",
         "slots",
     )  # fmt: skip
 
@@ -48,7 +47,6 @@ class Frame:
         self.calls: list[Call] = []
         self.held: list[Any] = []
         self.inputs: dict[int, tuple[torch.Tensor, Held]] = {}
-        self.metas: list[Meta] = []
         self.slots: list[weakref.ref[Slot] | None] = []
         self.hashes: dict[int, Any] | None = None
         self.broken = ""
@@ -125,42 +123,69 @@ class Frame:
             f"(version {held.version} then, {tensor._version} now); do the modification after backward, or on a copy"
         )
 
+    @property
+    def nested(self) -> bool:
+        """Whether the inputs are held by hooks around the region."""
+        return self._around is not None
+
     def pack_hook(self) -> Callable[[torch.Tensor], Any]:
-        """The pack hook of the call that was entered last."""
-        add_meta, slots, inputs, held = self.metas.append, self.slots, self.inputs if self._around is None else {}, self.held
-        ref, frame, add = weakref.ref, self, self.slots.append
+        """The pack hook of the call that was entered last.
+
+        Which places hold an activation, and which of those are gone by the time backward asks, is taken from the script
+        of the call before: a guess that costs a replay when it is wrong, never a gradient.
+        """
+        slots, call, frame, region = self.slots, self.calls[-1], self, self.region
+        script, first = call.profile.expected, call.first
+        plain = () if script is None else script.plain
+        count, add, ref, keep_free = len(plain), slots.append, weakref.ref, self._keep_free
 
         def pack(tensor: torch.Tensor) -> Any:
-            try:
-                add_meta((tensor.shape, tensor.dtype, tensor.stride()))
-            except RuntimeError:
-                add_meta((tensor.layout, tensor.dtype, None))
-            if tensor.requires_grad and tensor.is_leaf:
-                add(None)
-                return tensor, tensor._version, frame.region
-            version = tensor._version
-            known = inputs.get(id(tensor))
-            if known is not None and not known[1].copied:
-                add(None)
-                return held[known[1].index], version, frame.region
-            base = tensor._base
-            if base is not None and base._version == version:
-                if base.requires_grad and base.is_leaf:
+            index = len(slots)
+            place = index - first
+            kind = plain[place] if place < count else 0
+            if kind == 0:
+                free = keep_free(tensor, region)
+                if free is not None:
                     add(None)
-                    return tensor, version, frame.region
-                if id(base) in inputs and not inputs[id(base)][1].copied:
-                    add(None)
-                    return tensor.detach(), version, frame.region
+                    return free
             slot = Slot()
-            slot.ref = ref(tensor)
             slot.frame = frame
-            slot.index = len(slots)
-            slot.version = version
+            slot.index = index
             slot.value = None
+            slot.given = False
+            slot.dtype = tensor.dtype
+            try:
+                slot.shape = tensor.shape
+            except RuntimeError:
+                slot.shape = None
+            if kind == 2:
+                slot.ref = gone
+            else:
+                slot.version = tensor._version
+                slot.ref = ref(tensor)
             add(ref(slot))
             return slot
 
         return pack
+
+    def _keep_free(self, tensor: torch.Tensor, region: Region) -> Any:
+        """What to hold of a tensor that was there before the call: a parameter, an input, a view of either."""
+        version = tensor._version
+        if tensor.requires_grad and tensor.is_leaf:
+            return tensor, version, region
+        base = tensor._base
+        if base is not None and base._version == version and base.requires_grad and base.is_leaf:
+            return tensor, version, region
+        if self._around is not None:
+            return None
+        known = self.inputs.get(id(tensor))
+        if known is not None and not known[1].copied:
+            return self.held[known[1].index], version, region
+        if base is not None and base._version == version:
+            known = self.inputs.get(id(base))
+            if known is not None and not known[1].copied:
+                return tensor.detach(), version, region
+        return None
 
     def remember_results(self, result: Any) -> None:
         """Note what a member returned: it need not be held when a later member is given it."""
@@ -183,8 +208,8 @@ class Frame:
                 self._give_up_input(tensor, held, call)
         self.inputs = {}
         saved = len(self.slots) - call.first
-        call.script = call.profile.scripts.get(saved)
-        if call.script is None:
+        call.script = call.profile.expected = call.profile.scripts.get(saved)
+        if call.script is None and not is_replaying():
             call.profile.left = 0
 
     def _give_up_input(self, tensor: torch.Tensor, held: Held, call: Call) -> None:
@@ -212,6 +237,8 @@ class Frame:
 
     def call_of(self, index: int) -> Call:
         """The member call in which a tensor was saved."""
+        if len(self.calls) == 1:
+            return self.calls[0]
         return next(call for call in reversed(self.calls) if call.first <= index)
 
     def drop_values(self, *, given_only: bool = False) -> None:
@@ -220,6 +247,7 @@ class Frame:
             slot = None if ref is None else ref()
             if slot is not None and slot.value is not None and (slot.given or not given_only):
                 slot.value = None
+                slot.given = False
 
     def claim(self) -> threading.RLock:
         """The lock of this call: two backwards may ask for its slots at once."""

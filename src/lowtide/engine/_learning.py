@@ -118,7 +118,7 @@ class _WatchBefore:
         for index, copy in self._copies.items():
             if not _same_bits(copy, tensors[index]):
                 self._watch.written.append(index)
-                tensors[index], versions[index] = copy.requires_grad_(self._taken[2][index]), -1
+                tensors[index], versions[index] = copy.requires_grad_(tensors[index].requires_grad), -1
         self._learn_attributes(call)
         for value, state in self._states:
             if not _same_state(state, take_state(value)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import types
 import weakref
@@ -18,16 +19,34 @@ class Script:
     Attributes:
         ops: the op that each saved tensor belongs to.
         sources: the user's line that called it, ``file.py:12``.
+        strides: of each saved tensor.
         positions: how many ops had run when it was saved.
+        plain: for each place 0 if it was kept as it is, 1 if it was dropped, 2 if besides it was gone when a replay began.
         late: places whose tensor was filled only after it was saved: a replay must not stop there.
+        reach: for each place, the first one after it that cannot belong to the same op: backward asks for what was saved last
+            first, so when it asks for a tensor it will not need what comes after.
+        stop: for each place, the one at which a replay that needs no more may end.
         settled: no user code that cleans up after itself (context managers, hooks) runs once so many were saved.
     """
 
     ops: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    strides: list[Any] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    plain: list[int] = field(default_factory=list)
     late: set[int] = field(default_factory=set)
     settled: int = 0
+    reach: list[int] = field(default_factory=list)
+    stop: list[int] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Work out ``reach`` and ``stop``, for a replay to look up."""
+        positions = self.positions
+        for place, position in enumerate(positions):
+            self.reach.append(bisect.bisect_right(positions, position + 1))
+            stop = max(place, self.settled)
+            unfilled = max((positions[late] for late in self.late if late <= stop), default=-1)
+            self.stop.append(max(stop, bisect.bisect_right(positions, unfilled)))
 
 
 @dataclass(slots=True)
@@ -35,6 +54,7 @@ class Profile:
     """What is known of a module's forward or a function.
 
     Attributes:
+        expected: script of the call before.
         scripts: by the number of saved tensors.
         left: calls until the next audit.
         attention: it calls scaled dot product attention, so the choice of backends matters.
@@ -45,6 +65,7 @@ class Profile:
         told: warnings that were given.
     """
 
+    expected: Script | None = None
     scripts: dict[int, Script] = field(default_factory=dict)
     left: int = 0
     attention: bool = True

@@ -114,4 +114,4 @@ def hooks_work() -> bool:
 
 def _is_news(call: Call) -> bool:
     """Whether a module is run that was not yet watched, or one in other training modes than it was."""
-    return any(not watch.audited or taken[3] not in watch.trainings for watch, taken in call.watches)
+    return any(not watch.audited or taken[2] not in watch.trainings for watch, taken in call.watches)

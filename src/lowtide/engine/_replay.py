@@ -7,15 +7,18 @@ replay: it is no ``Exception``, so no handler of the user's own code takes it fo
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.profiler import record_function
 
 from lowtide import _torch_private as private
-from lowtide.engine._slot import Slot
+from lowtide.engine._guards._modules import thaw
+from lowtide.engine._slot import Slot, gone
 from lowtide.engine._thread import Mismatch, StopReplay, state
 from lowtide.engine._tree import tensors_in
 from lowtide.engine._values import hash_of, same_hash
@@ -67,55 +70,74 @@ def _missing(frame: Frame, wanted: Slot) -> dict[int, Slot]:
     One whose tensor is alive gets that tensor: it may be gone by the time it is asked for.
     """
     missing = {}
-    for ref in frame.slots[: _reach(frame, wanted.index)]:
-        slot = None if ref is None else ref()
-        if slot is not None and slot.value is None:
-            original = slot.original()
-            if original is None:
-                missing[slot.index] = slot
-            else:
-                slot.put(original)
+    call = frame.call_of(wanted.index)
+    slots = frame.slots if call.script is None else frame.slots[: call.first + call.script.reach[wanted.index - call.first]]
+    for ref in slots:
+        if ref is not None:
+            slot = ref()
+            if slot is not None and slot.value is None:
+                if slot.ref() is None or (original := slot.original()) is None:
+                    missing[slot.index] = slot
+                    if slot.ref is not gone:
+                        _note_gone(frame, slot)
+                else:
+                    slot.put(original)
     return missing
 
 
-def _reach(frame: Frame, index: int) -> int:
-    """Backward asks for what was saved last first: beyond the op that asks there is nothing that it will need."""
-    call = frame.call_of(index)
-    if call.script is None:
-        return len(frame.slots)
-    positions = call.script.positions
-    end = index - call.first
-    limit = positions[end] + 1
-    while end < len(positions) and positions[end] <= limit:
-        end += 1
-    return call.first + end
+def _note_gone(frame: Frame, slot: Slot) -> None:
+    """Nobody else kept the tensor: later calls need not look."""
+    slot.ref = gone
+    call = frame.call_of(slot.index)
+    if call.script is not None:
+        call.script.plain[slot.index - call.first] = 2
 
 
 def _fill(frame: Frame, missing: dict[int, Slot]) -> None:
-    """Run once; if the region turns out to go backward through parts of itself, once more with all of it kept meanwhile."""
-    recorder = Recorder(frame, missing)
+    """Run once; once more where it turns out that something has to be set right first."""
     try:
-        run_calls(frame, recorder)
+        _run_once(frame, missing)
     except _KeepAll:
         frame.calls[0].profile.differentiates = True
-        recorder = Recorder(frame, missing)
-        run_calls(frame, recorder)
-    recorder.check_complete()
+        _run_once(frame, missing)
+    except Mismatch:
+        frozen = [tensor for call in frame.calls for watch, taken in call.watches for tensor in thaw(watch, taken)]
+        if not frozen:
+            raise
+        try:
+            _run_once(frame, missing)
+        finally:
+            for tensor in frozen:
+                tensor.requires_grad_(not tensor.requires_grad)
+
+
+def _run_once(frame: Frame, missing: dict[int, Slot]) -> None:
+    recorder = Recorder(frame, missing)
+    run_calls(frame, recorder)
+    if not recorder.done:
+        recorder.check_complete()
+    recorder.check_values()
     for call in frame.calls:
-        for place in () if call.script is None else call.script.late:
-            slot = missing.get(call.first + place)
-            if slot is not None and slot.value is not None:
-                slot.version = slot.value._version
+        if call.script is not None and call.script.late:
+            _accept_late(call.first, call.script.late, missing)
+
+
+def _accept_late(first: int, late: set[int], missing: dict[int, Slot]) -> None:
+    """What was filled after it was saved has another version by now, as it had in forward."""
+    for place in late:
+        slot = missing.get(first + place)
+        if slot is not None and slot.value is not None:
+            slot.version = slot.value._version
 
 
 def run_calls(frame: Frame, recorder: Recorder) -> None:
     """Call the members one after the other until the recorder has enough."""
     results: list[list[torch.Tensor]] = []
+    pack = recorder.pack_hook()
     last = len(frame.calls) - 1
     for index, call in enumerate(frame.calls):
         target, args, kwargs = call.arguments(frame, results)
-        recorder.enter(call)
-        private.push_hooks(recorder.pack, recorder.unpack)
+        private.push_hooks(pack, unpack_in_replay)
         try:
             result = call.run(frame.region.name, target, args, kwargs)
         except StopReplay:
@@ -141,75 +163,74 @@ class Recorder:
     Attributes:
         done: every slot is filled.
         mismatch: the first place at which the replay differs from the forward.
+        count: tells how many tensors were saved so far.
     """
 
     def __init__(self, frame: Frame, missing: dict[int, Slot]) -> None:
         self.done = False
         self.mismatch: Mismatch | None = None
-        self._metas = frame.metas
-        self._hashes = frame.hashes
-        self._missing = missing
-        self._count = 0
-        self._last = max(missing)
         self._frame = frame
-        self._stop = self._stop_at(frame) if frame.running or frame.region.options.early_stop else -1
-        self._keep = frame.running or any(call.profile.differentiates for call in frame.calls)
+        self._last = max(missing)
+        self._missing = missing
+        self._stop = self._stop_at(frame)
+        self._differing: tuple[int, tuple[Any, ...]] | None = None
+        self.count: Callable[[], int] = int
+
+    def pack_hook(self) -> Callable[[torch.Tensor], Any]:
+        """The pack hook. It refers to the recorder, which therefore must not refer to it."""
+        frame = self._frame
+        keep = frame.running or any(call.profile.differentiates for call in frame.calls)
+        plain = _pack_hook(self, self._missing, min(self._stop, len(frame.slots)), keep)
+        return plain if frame.hashes is None else self._checking(plain, frame.hashes)
 
     def _stop_at(self, frame: Frame) -> int:
         """Where the replay may end: not in code that cleans up after itself, nor before a tensor has its values."""
-        call = frame.call_of(self._last)
         if frame.running:
             return self._last
-        if call.script is None or any(known.random_end is not None for known in frame.calls):
-            return -1
-        script, stop = call.script, max(self._last - call.first, call.script.settled)
-        unfilled = max((script.positions[place] for place in script.late if place <= stop), default=-1)
-        while stop < len(script.positions) and script.positions[stop] <= unfilled:
-            stop += 1
-        return call.first + stop
+        call = frame.call_of(self._last)
+        if call.script is None or not frame.region.options.early_stop or any(known.random_end is not None for known in frame.calls):
+            return sys.maxsize
+        return call.first + call.script.stop[self._last - call.first]
 
-    def enter(self, call: Any) -> None:
-        """A member is about to be called."""
+    def fail(self, index: int, tensor: torch.Tensor) -> None:
+        """End the replay: it does something else."""
+        self.mismatch = Mismatch(index, meta_of(tensor))
+        raise StopReplay
 
-    def pack(self, tensor: torch.Tensor) -> Any:
-        """Take the next saved tensor of the replay."""
-        index = self._count
-        self._count = index + 1
+    def end(self, index: int, tensor: torch.Tensor) -> None:
+        """All there is to make was made, or the replay saves more than the forward did. User code may have caught the end before."""
         if self.done or self.mismatch is not None:
-            return tensor.detach() if self._keep else None
-        if index >= len(self._metas) or not _agrees(tensor, self._metas[index]):
-            self.mismatch = Mismatch(index, meta_of(tensor))
-            raise StopReplay
-        if self._hashes is not None and index in self._hashes and not same_hash(hash_of(tensor), self._hashes[index]):
-            self._differs(index, tensor)
-        slot = self._missing.get(index)
-        if slot is not None:
-            slot.put(tensor)
-        if index >= self._last and index >= self._stop >= 0:
-            self.done = True
-            raise StopReplay
-        return tensor.detach() if self._keep else None
-
-    def unpack(self, packed: Any) -> torch.Tensor:
-        """Only a region that goes backward through parts of itself asks for anything here."""
-        if packed is None:
-            raise _KeepAll
-        tensor: torch.Tensor = packed
-        return tensor
+            return
+        if index < self._stop:
+            self.fail(index, tensor)
+        self.done = True
+        raise StopReplay
 
     def check_complete(self) -> None:
         """Raise unless the replay saved what the forward saved."""
-        if self.done:
-            return
-        if self._count <= self._last or (self._count != len(self._metas) and not self._frame.running):
-            raise Mismatch(self._count, None)
+        count = self.count()
+        if count <= self._last or (count != len(self._frame.slots) and not self._frame.running):
+            raise Mismatch(count, None)
         self.done = True
 
-    def _differs(self, index: int, tensor: torch.Tensor) -> None:
-        threaded = any(call.random_end is not None for call in self._frame.calls)
-        if self._frame.region.options.check_values or threaded:
-            self.mismatch = Mismatch(index, meta_of(tensor), values=True)
-            raise StopReplay
+    def _checking(self, pack: Callable[[torch.Tensor], Any], hashes: dict[int, Any]) -> Callable[[torch.Tensor], Any]:
+        """The pack hook, with values compared first."""
+
+        def check_and_pack(tensor: torch.Tensor) -> Any:
+            index = self.count()
+            if self._differing is None and not self.done and index in hashes and not same_hash(hash_of(tensor), hashes[index]):
+                self._differing = index, meta_of(tensor)
+            return pack(tensor)
+
+        return check_and_pack
+
+    def check_values(self) -> None:
+        """Raise, or in a call that was only audited warn, if what was made is not what the forward had."""
+        if self._differing is None:
+            return
+        index, found = self._differing
+        if self._frame.region.options.check_values or any(call.random_end is not None for call in self._frame.calls):
+            raise Mismatch(index, found, values=True)
         profile = self._frame.call_of(index).profile
         tell_once(
             profile,
@@ -217,6 +238,35 @@ class Recorder:
             f"number {index} of those saved, {where_saved(self._frame, index)}. A kernel that is not deterministic, or state that a replay "
             "cannot restore; check_values=True makes this an error",
         )
+
+
+def _pack_hook(recorder: Recorder, missing: dict[int, Slot], bound: int, keep: bool) -> Callable[[torch.Tensor], Any]:
+    """Takes the next saved tensor of a replay. A closure, for it runs for every saved tensor."""
+    wanted, index = missing.get, -1
+
+    def pack(tensor: torch.Tensor) -> Any:
+        nonlocal index
+        index += 1
+        slot = wanted(index)
+        if slot is not None:
+            if tensor.dtype is not slot.dtype or (slot.shape is not None and tensor.shape != slot.shape):
+                recorder.fail(index, tensor)
+            slot.value = tensor.detach()
+            slot.version = tensor._version
+        if index >= bound:
+            recorder.end(index, tensor)
+        return tensor.detach() if keep else None
+
+    recorder.count = lambda: index + 1
+    return pack
+
+
+def unpack_in_replay(packed: Any) -> torch.Tensor:
+    """Only a region that goes backward through parts of itself asks for anything here."""
+    if packed is None:
+        raise _KeepAll
+    tensor: torch.Tensor = packed
+    return tensor
 
 
 def where_saved(frame: Frame, index: int) -> str:
@@ -242,7 +292,3 @@ def meta_of(tensor: torch.Tensor) -> tuple[Any, ...]:
         return tensor.shape, tensor.dtype, tensor.stride()
     except RuntimeError:
         return tensor.layout, tensor.dtype, None
-
-
-def _agrees(tensor: torch.Tensor, meta: Any) -> bool:
-    return tensor.dtype == meta[1] and (meta[2] is None or tensor.shape == meta[0])

@@ -13,12 +13,12 @@ A leaf that requires gradients is a parameter, not an activation: it is held as 
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lowtide._torch_private import alive
+from lowtide._torch_private import fix_weakly_held
 from lowtide.errors import InputChangedError
 
 if TYPE_CHECKING:
@@ -28,36 +28,44 @@ if TYPE_CHECKING:
 Free = tuple[torch.Tensor, int, "Region"]
 
 
+def gone() -> None:
+    """What a slot refers to whose tensor nobody else keeps."""
+
+
 class Slot:
     """One dropped tensor. The reference to it is a plain ``weakref.ref``: CPython crashes on subclasses of it that die together.
 
     Attributes:
-        ref: the tensor that was saved.
+        ref: the tensor that was saved, while it is alive; ``gone`` where it was seen to be gone by the time backward asks.
         frame: the call it was saved in.
+        shape, dtype: of the tensor; no shape for a layout that has none.
         index: its place among all tensors saved in the call.
         version: of the tensor when it was saved: in the forward, and of ``value`` in the replay once there was one.
         value: what a replay made of it.
-        given: whether backward has had ``value``; not set before there is one.
+        given: whether backward has had ``value``.
     """
 
-    __slots__ = ("__weakref__", "frame", "given", "index", "ref", "value", "version")
+    __slots__ = ("__weakref__", "dtype", "frame", "given", "index", "ref", "shape", "value", "version")
+    dtype: torch.dtype
     frame: Frame
     given: bool
     index: int
-    ref: weakref.ref[torch.Tensor]
+    ref: Callable[[], torch.Tensor | None]
+    shape: Any
     value: torch.Tensor | None
     version: int
 
     def original(self) -> torch.Tensor | None:
         """The saved tensor itself, if it is still alive and unchanged."""
-        tensor = alive(self.ref)
+        tensor = self.ref()
+        if tensor is not None:
+            fix_weakly_held(tensor)
         return tensor if tensor is not None and tensor._version == self.version else None
 
     def put(self, tensor: torch.Tensor) -> None:
         """Fill it."""
         self.value = tensor.detach()
         self.version = tensor._version
-        self.given = False
 
 
 def check_unchanged(tensor: torch.Tensor, version: int, region: Region) -> None:

@@ -77,11 +77,12 @@ def _chain(slot: Slot) -> list[Slot]:
     Replays then run one after the other from the outermost inwards, instead of one inside the other.
     """
     chain = [slot]
-    while True:
+    while chain[-1].frame.nested:
         around = [h for h in chain[-1].frame.held if type(h) is Slot and h.value is None and h.original() is None]
         if not around:
-            return chain
+            break
         chain.append(max(around, key=lambda outer: outer.index))
+    return chain
 
 
 def _note(frame: Frame, task: int) -> None:

@@ -17,14 +17,15 @@ from torch import nn
 from lowtide.errors import InputChangedError
 
 _versions_of = attrgetter("_version")
-_trainable_of = attrgetter("requires_grad")
 _training_of = itemgetter("training")
+_values_of = dict.values
+_MOODLESS = (nn.Linear, nn.LayerNorm, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Embedding, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
 _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 _FRAMEWORK = ("torch.nn.", "torch.ao.")
 _OWN_OF_MODULES = frozenset(nn.Module().__dict__)
 
-# tensors, their versions, which require gradients, training flags, attributes of modules that are not torch's
-Taken = tuple[list[Any], list[int], list[bool], list[bool], list[Any]]
+# tensors, their versions, training flags where they matter, attributes of modules that are not torch's
+Taken = tuple[list[Any], list[int], list[bool], list[Any]]
 
 
 class Watch:
@@ -32,62 +33,66 @@ class Watch:
 
     Attributes:
         names: paths of parameters and buffers, below the module.
-        modules: paths of the modules, the root is the empty one.
+        modules: paths of the modules whose training flag matters; the root is the empty one.
         audited: whether a call of it was watched op by op.
         trainings: the training flags of the calls that were.
+        trainable: which tensors required gradients when it was watched last.
         written: places in ``names`` of tensors that calls write to: a replay is given copies.
         changed: attributes that calls change: the dictionary they are in, and their name.
         states: random generators and the like, among attributes, that calls advance.
     """
 
-    __slots__ = ("_dicts", "_hooked", "_own", "_sharded", "_tables", "_whole", "audited", "changed", "modules", "names", "states", "trainings", "written")
+    __slots__ = (
+        "_dicts", "_hooked", "_moody", "_own", "_paths", "_sharded", "_tables", "audited", "changed", "modules", "names", "states", "trainable",
+        "trainings", "written",
+    )  # fmt: skip
 
     def __init__(self, root: nn.Module) -> None:
         found = [(path, m) for path, m in root.named_modules() if type(m.__dict__.get("_parameters")) is dict]
-        self.modules = [path for path, _ in found]
+        self._paths = [path for path, _ in found]
         self._dicts: list[dict[str, Any]] = [m.__dict__ for _, m in found]
         self._own = [m.__dict__ for _, m in found if not type(m).__module__.startswith(_FRAMEWORK)]
         tables = [(path, m.__dict__[kind]) for path, m in found for kind in ("_parameters", "_buffers") if m.__dict__[kind]]
         self._tables: list[dict[str, torch.Tensor | None]] = [table for _, table in tables]
-        self._whole = not any(t is None or t.is_inference() for table in self._tables for t in table.values())
+        moody = [(path, m.__dict__) for path, m in found if type(m) not in _MOODLESS]
+        self._moody = [own for _, own in moody]
+        self.modules = [path for path, _ in moody]
         self.names = [f"{path}.{name}" if path else name for path, table in tables for name in table]
         self._sharded = any(base.__name__ in _SHARDED for _, m in found for base in type(m).__mro__)
         self._hooked = any(m._forward_hooks or m._forward_pre_hooks for _, m in found)
         self.audited = False
         self.trainings: list[list[bool]] = []
+        self.trainable: list[bool] = []
         self.written: list[int] = []
         self.changed: list[tuple[dict[str, Any], str]] = []
         self.states: list[object] = []
 
     def take(self) -> Taken:
-        """Read what is there now: well under a tenth of a microsecond a tensor."""
-        tensors: list[Any] = [*chain.from_iterable(map(dict.values, self._tables))]
-        if self._whole:
-            try:
-                versions, trainable = [*map(_versions_of, tensors)], [*map(_trainable_of, tensors)]
-            except (AttributeError, RuntimeError):
-                versions, trainable = _take_partly(tensors)
-        else:
-            versions, trainable = _take_partly(tensors)
+        """Read what is there now: a few hundredths of a microsecond for each tensor and module."""
+        tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
+        try:
+            versions = [*map(_versions_of, tensors)]
+        except (AttributeError, RuntimeError):
+            versions = [*map(_version, tensors)]
         for index in self.written:
-            tensors[index], versions[index] = tensors[index].detach().clone().requires_grad_(trainable[index]), -1
-        return tensors, versions, trainable, [*map(_training_of, self._dicts)], [*chain.from_iterable(map(dict.values, self._own))]
+            tensor = tensors[index]
+            tensors[index], versions[index] = tensor.detach().clone().requires_grad_(tensor.requires_grad), -1
+        own = [*chain.from_iterable(map(_values_of, self._own))] if self._own else []
+        return tensors, versions, [*map(_training_of, self._moody)], own
 
     def put(self, wanted: Taken) -> Taken | None:
         """Put the tensors and flags of another moment in place; returns those that were there, None if they are the same."""
-        tensors: list[Any] = [*chain.from_iterable(map(dict.values, self._tables))]
-        training = [*map(_training_of, self._dicts)]
-        versions, trainable = _take_partly(tensors)
+        tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
+        training = [*map(_training_of, self._moody)]
         same = self._sharded or (len(tensors) == len(wanted[0]) and all(map(is_, tensors, wanted[0])))
-        if same and training == wanted[3] and trainable == wanted[2] and not self._hooked:
+        if same and training == wanted[2] and not self._hooked:
             return None
         data = [t.detach() for t in tensors if t is not None and t.is_leaf] if self._hooked else []
         if not same:
             self._put_tensors(wanted[0], wanted[1])
-        _set_trainable(wanted)
-        for own, flag in zip(self._dicts, wanted[3], strict=False):
+        for own, flag in zip(self._moody, wanted[2], strict=True):
             own["training"] = flag
-        return tensors, versions, trainable, training, data
+        return tensors, [], training, data
 
     def put_back(self, before: Taken | None) -> None:
         """Undo ``put``."""
@@ -95,9 +100,8 @@ class Watch:
             return
         if not self._sharded:
             self._put_tensors(before[0], None)
-            _put_data([t for t in before[0] if t is not None and t.is_leaf], before[4])
-        _set_trainable(before)
-        for own, flag in zip(self._dicts, before[3], strict=False):
+            _put_data([t for t in before[0] if t is not None and t.is_leaf], before[3])
+        for own, flag in zip(self._moody, before[2], strict=True):
             own["training"] = flag
 
     def _put_tensors(self, wanted: list[Any], versions: list[int] | None) -> None:
@@ -120,7 +124,7 @@ class Watch:
 
     def training_now(self) -> list[bool]:
         """The training flags, in the order of ``modules``."""
-        return [*map(_training_of, self._dicts)]
+        return [*map(_training_of, self._moody)]
 
     def attributes(self) -> list[tuple[dict[str, Any], str]]:
         """Every attribute that is no part of ``nn.Module`` itself."""
@@ -129,21 +133,17 @@ class Watch:
     def rebound(self, then: Taken) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes of modules that are not torch's which are another object than they were, with what they were."""
         now = [*chain.from_iterable(map(dict.values, self._own))]
-        if len(now) == len(then[4]) and all(map(is_, now, then[4])):
+        if len(now) == len(then[3]) and all(map(is_, now, then[3])):
             return []
-        if len(now) != len(then[4]):
+        if len(now) != len(then[3]):
             return []
         places = [(own, name) for own in self._own for name in own]
-        return [(own, name, old) for (own, name), old in zip(places, then[4], strict=True) if own[name] is not old]
+        return [(own, name, old) for (own, name), old in zip(places, then[3], strict=True) if own[name] is not old]
 
     def path_of(self, own: dict[str, Any], name: str) -> str:
         """The path of an attribute, for people."""
-        path = next(path for path, known in zip(self.modules, self._dicts, strict=True) if known is own)
+        path = next(path for path, known in zip(self._paths, self._dicts, strict=True) if known is own)
         return f"{path}.{name}" if path else name
-
-
-def _take_partly(tensors: list[Any]) -> tuple[list[int], list[bool]]:
-    return [_version(t) for t in tensors], [t is not None and t.requires_grad for t in tensors]
 
 
 def _version(tensor: torch.Tensor | None) -> int:
@@ -151,10 +151,14 @@ def _version(tensor: torch.Tensor | None) -> int:
     return -1 if tensor is None or tensor.is_inference() else tensor._version
 
 
-def _set_trainable(wanted: Taken) -> None:
-    for tensor, flag in zip(wanted[0], wanted[2], strict=True):
-        if tensor is not None and tensor.requires_grad != flag and tensor.is_leaf:
+def thaw(watch: Watch, then: Taken) -> list[torch.Tensor]:
+    """Have parameters that were frozen or unfrozen since require gradients as they did; returns them, to be set back."""
+    changed = []
+    for tensor, flag in zip(then[0], watch.trainable, strict=False):
+        if tensor is not None and tensor.is_leaf and tensor.requires_grad != flag:
             tensor.requires_grad_(flag)
+            changed.append(tensor)
+    return changed
 
 
 def _put_data(tensors: list[torch.Tensor], data: list[torch.Tensor]) -> None:

@@ -29,7 +29,7 @@ def cpu_moved(since: torch.Generator) -> bool:
 
 
 def _has_devices() -> bool:
-    return torch.cuda.is_initialized() or _other() is not None
+    return _other() is not None or (_has_cuda() and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def put_random(wanted: Random) -> None:
@@ -77,6 +77,14 @@ class _Setter:
 
 
 _KNOWN: list[Any] = []
+_CUDA: list[bool] = []
+
+
+def _has_cuda() -> bool:
+    if not _CUDA:
+        _CUDA.append(torch.backends.cuda.is_built())
+    return _CUDA[0]
+
 
 
 def _other() -> Any:
