@@ -43,7 +43,7 @@ push_hooks: Callable[[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tenso
     torch._C._autograd._push_saved_tensors_default_hooks
 )
 pop_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
-hooks_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled
+hooks_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 _top_hooks: Callable[[bool], tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None] = (
     torch._C._autograd._top_saved_tensors_default_hooks
 )
@@ -98,15 +98,15 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
 
 def function_modes() -> tuple[Any, ...]:
     """The stack of function modes, innermost last."""
-    return tuple(_get_current_function_mode_stack())
+    return tuple(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
 def set_function_modes(modes: tuple[Any, ...]) -> None:
     """Make this the stack of function modes."""
     while function_mode_count():
-        _pop_mode()
+        _pop_mode()  # type: ignore[no-untyped-call]
     for mode in modes:
-        _push_mode(mode)
+        _push_mode(mode)  # type: ignore[no-untyped-call]
 
 
 def dispatch_modes() -> tuple[Any, ...]:
@@ -141,7 +141,7 @@ def checkpoint_advice() -> str:
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that two tensors share if they share their storage; 0 where a tensor has none."""
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return 0
 

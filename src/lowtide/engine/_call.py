@@ -16,8 +16,8 @@ from lowtide.engine._guards._modules import Taken, Watch, still_as, watch_of
 from lowtide.engine._guards._random import NUMPY, PYTHON, Random, cpu_moved, put_random, take_random
 from lowtide.engine._parts import Place
 from lowtide.engine._profile import Profile, Script
-from lowtide.engine._thread import Mismatch, is_replaying
 from lowtide.engine._state import put_state, take_state
+from lowtide.engine._thread import Mismatch, is_replaying
 from lowtide.engine._tree import ATOMS, load, places_in, store
 from lowtide.errors import InputChangedError, InvalidInputError
 
@@ -68,11 +68,18 @@ class Call:
     """
 
     __slots__ = (
-        "_keep", "ambient", "args", "attributes", "deep", "first", "fixed", "kwargs", "profile", "random", "random_end", "script", "states", "target", "watches",
+        "_keep", "ambient", "args", "attributes", "deep", "first", "fixed", "kwargs", "profile", "random", "random_end", "script",
+        "states", "target", "watches",
     )  # fmt: skip
 
     def __init__(
-        self, frame: Frame, target: Callable[..., Any], fixed: nn.Module | None, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        frame: Frame,
+        target: Callable[..., Any],
+        fixed: nn.Module | None,
+        profile: Profile,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         self.profile = profile
         self.watches: list[tuple[Watch, Taken]] = []

@@ -45,7 +45,7 @@ def checkpoint(fn: Callable[..., Any] | None = None, **options: Any) -> Callable
     if fn is None:
         return lambda given: checkpoint(given, **options)
     if not callable(fn):
-        raise InvalidInputError(f"checkpoint needs something that can be called, not {type(fn).__name__}: pass the function, not its result")
+        raise InvalidInputError(f"checkpoint needs something to call, not {type(fn).__name__}: pass the function, not its result")
     region, profile, fixed = Region(_name_of(fn), chosen), profile_of(fn), _module_of(fn)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -38,8 +38,8 @@ class Frame:
     """
 
     __slots__ = (
-        "__weakref__", "_around", "_copied", "_lock", "_made", "broken", "calls", "entered_at", "hashes", "held", "inputs", "region", "running",
-        "slots",
+        "__weakref__", "_around", "_copied", "_lock", "_made", "broken", "calls", "entered_at", "hashes", "held", "inputs", "region",
+        "running", "slots",
     )  # fmt: skip
 
     def __init__(self, region: Region) -> None:
@@ -102,18 +102,18 @@ class Frame:
         Raises:
             InputChangedError: it was modified since.
         """
-        kept = self.held[held.index]
+        kept: torch.Tensor = self.held[held.index]
         if self._around is not None and held.version != -2:
             with torch.no_grad():
                 kept = self._around[1](kept)
             if held.copied:
                 return _working_copy(kept, held.requires_grad)
-            return kept if kept.requires_grad == held.requires_grad else kept.detach().requires_grad_(held.requires_grad)
+            return _with_gradient(kept, held.requires_grad)
         if held.copied:
             return _working_copy(kept, held.requires_grad)
         if held.version != -1 and kept._version != held.version:
             raise self._input_changed(held, kept)
-        return kept if kept.requires_grad == held.requires_grad else kept.detach().requires_grad_(held.requires_grad)
+        return _with_gradient(kept, held.requires_grad)
 
     def _input_changed(self, held: Held, tensor: torch.Tensor) -> InputChangedError:
         names = [name for call in self.calls for name in call.names_of(held)]
@@ -256,6 +256,10 @@ class Frame:
                 if self._lock is None:
                     self._lock = threading.RLock()
         return self._lock
+
+
+def _with_gradient(tensor: torch.Tensor, wanted: bool) -> torch.Tensor:
+    return tensor if tensor.requires_grad == wanted else tensor.detach().requires_grad_(wanted)
 
 
 def _working_copy(kept: torch.Tensor, requires_grad: bool) -> torch.Tensor:

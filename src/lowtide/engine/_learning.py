@@ -77,8 +77,8 @@ class Before:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in self._written.values())
             tell_once(
                 profile,
-                f"region {self._frame.region.name!r} writes to tensors that are neither its arguments nor buffers or attributes of its modules "
-                f"(shapes {shapes}): each replay writes to them again. Pass them as arguments, or do it outside the region",
+                f"region {self._frame.region.name!r} writes to tensors that are neither its arguments nor buffers or attributes of "
+                f"its modules (shapes {shapes}): each replay writes to them again. Pass them as arguments, or do it outside the region",
             )
 
 
@@ -129,7 +129,11 @@ class _WatchBefore:
     def _learn_attributes(self, call: Call) -> None:
         changed = _keep_unchanged(self._memo)
         known = {(id(own), name) for own, name in self._watch.changed}
-        found = [(own, name, stored) for own, name, value, stored in self._attributes if own.get(name, ABSENT) is not value or _touched(stored, changed)]
+        found = [
+            (own, name, stored)
+            for own, name, value, stored in self._attributes
+            if own.get(name, ABSENT) is not value or _touched(stored, changed)
+        ]
         if self._python_state:
             there = {(id(own), name) for own, name, _, _ in self._attributes}
             found += [(own, name, ABSENT) for own, name in self._watch.attributes() if (id(own), name) not in there]
@@ -200,7 +204,7 @@ def _touched(stored: Any, changed: set[int]) -> bool:
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     try:
-        return torch.equal(one, other) or (one.shape == other.shape and torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num()))
+        return torch.equal(one, other) or (one.shape == other.shape and bool(torch.all((one == other) | (one.isnan() & other.isnan()))))
     except (RuntimeError, NotImplementedError):
         return True
 

@@ -36,7 +36,7 @@ class Box:
         self.make = make
         self.fill = fill
         self.parts: list[Any] = []
-        self.labels: Labels = ()  # type: ignore[assignment]
+        self.labels: Labels = ()
         self.original: Any = None
 
 

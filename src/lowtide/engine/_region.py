@@ -41,7 +41,9 @@ class Region:
         self.profile: Profile | None = None
         self._told = False
 
-    def run(self, target: Callable[..., Any], fixed: nn.Module | None, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, target: Callable[..., Any], fixed: nn.Module | None, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Call ``target`` in a frame of its own. Only to be called where gradients are recorded.
 
         Args:
@@ -56,7 +58,13 @@ class Region:
         return self.enter(frame, target, fixed, profile, args, kwargs)
 
     def enter(
-        self, frame: Frame, target: Callable[..., Any], fixed: nn.Module | None, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        frame: Frame,
+        target: Callable[..., Any],
+        fixed: nn.Module | None,
+        profile: Profile,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Call ``target`` as the next member of a frame."""
         self.profile = profile

@@ -26,7 +26,7 @@ class Viewer(Protocol):
     def see_nothing_of_python(self) -> None: ...
 
 
-class TowerMode(TorchDispatchMode):
+class TowerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tells every viewer of the thread about every op."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,7 +73,7 @@ class Tower(threading.local):
                 self._note_profiler(viewer)
                 yield
             else:
-                with TowerMode(), self._profiling(viewer):
+                with TowerMode(), self._profiling(viewer):  # type: ignore[no-untyped-call]
                     yield
         finally:
             self.viewers.pop()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -172,7 +173,9 @@ def is_ordinary(kind: type) -> bool:
     )
 
 
-_LIBRARIES = frozenset({"builtins", "torch", "numpy", "lowtide", "contextvars", "threading", "logging", "weakref", "_weakref", "io", "_io", "types"})
+_LIBRARIES = frozenset(
+    {"builtins", "torch", "numpy", "lowtide", "contextvars", "threading", "logging", "weakref", "_weakref", "io", "_io", "types"}
+)
 
 
 def _take_list(value: list[Any]) -> Taken:
@@ -247,7 +250,7 @@ def _take_other_list(value: list[Any]) -> Taken:
 
 def _take_other_tuple(value: tuple[Any, ...]) -> Taken:
     cls = type(value)
-    make = cls if hasattr(cls, "n_fields") else functools.partial(tuple.__new__, cls)
+    make: Any = cls if hasattr(cls, "n_fields") else functools.partial(tuple.__new__, cls)
     return Box(make, None), list(tuple.__iter__(value))
 
 
@@ -296,17 +299,17 @@ _TAKERS: dict[type, Callable[[Any], Taken | None] | None] = {
     frozenset: _take_frozenset,
     collections.deque: _take_deque,
     functools.partial: take_partial,
-    type(take_object): take_function,
-    type(Box.__init__.__get__(0)): take_method,
+    types.FunctionType: take_function,
+    types.MethodType: take_method,
 }
 
-_RULES: tuple[tuple[Callable[[type], bool], Callable[[Any], Taken]], ...] = (
-    (lambda kind: issubclass(kind, nn.Module) or has_state(kind), None),  # type: ignore[arg-type]
+_RULES: tuple[tuple[Callable[[type], bool], Callable[[Any], Taken] | None], ...] = (
+    (lambda kind: issubclass(kind, nn.Module) or has_state(kind), None),
     (lambda kind: issubclass(kind, dict), _take_other_dict),
     (lambda kind: issubclass(kind, list), _take_other_list),
     (lambda kind: issubclass(kind, tuple), _take_other_tuple),
     (lambda kind: issubclass(kind, collections.UserDict), take_object),
-    (lambda kind: dataclasses.is_dataclass(kind), take_object),
+    (dataclasses.is_dataclass, take_object),
     (lambda kind: hasattr(kind, "__next__") and hasattr(kind, "__iter__"), _refuse),
 )
 

@@ -60,7 +60,7 @@ def set_ambient(wanted: Ambient, before: Ambient) -> None:
 def for_replay(ambient: Ambient) -> Ambient:
     """The same without autocast's weight cache: code outside would pick up the casts that a replay puts there."""
     autocast = ambient[4]
-    return ambient if autocast is None else (*ambient[:4], (False, *autocast[1:]), *ambient[5:])  # type: ignore[return-value]
+    return ambient if autocast is None else (*ambient[:4], (False, *autocast[1:]), *ambient[5:])
 
 
 def _device_types() -> list[str]:

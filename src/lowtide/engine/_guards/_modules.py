@@ -19,7 +19,10 @@ from lowtide.errors import InputChangedError
 _versions_of = attrgetter("_version")
 _training_of = itemgetter("training")
 _values_of = dict.values
-_MOODLESS = (nn.Linear, nn.LayerNorm, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Embedding, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid)
+_MOODLESS = (
+    *(nn.Linear, nn.LayerNorm, nn.Embedding, nn.Sequential, nn.ModuleList, nn.ModuleDict),
+    *(nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid),
+)
 _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 _FRAMEWORK = ("torch.nn.", "torch.ao.")
 _OWN_OF_MODULES = frozenset(nn.Module().__dict__)

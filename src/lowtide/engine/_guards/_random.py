@@ -1,7 +1,7 @@
 """The state of torch's own random generators, on the CPU and on every accelerator.
 
-The CPU generator is copied whole in a microsecond, so it always is; not into a tensor, for those are counted. A CUDA generator is a seed and an
-offset: two numbers, read without touching the device.
+The CPU generator is copied whole in a microsecond, so it always is; not into a tensor, for those are counted.
+A CUDA generator is a seed and an offset: two numbers, read without touching the device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def put_random(wanted: Random) -> None:
 
 def _take_devices() -> list[Any]:
     taken: list[Any] = []
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         taken += [(_Philox(g), (g.initial_seed(), g.get_offset())) for g in torch.cuda.default_generators]
     elif _other() is not None:
         module = _other()
@@ -82,7 +82,7 @@ _CUDA: list[bool] = []
 
 def _has_cuda() -> bool:
     if not _CUDA:
-        _CUDA.append(torch.backends.cuda.is_built())
+        _CUDA.append(bool(torch.backends.cuda.is_built()))  # type: ignore[no-untyped-call]
     return _CUDA[0]
 
 
@@ -91,8 +91,8 @@ def _other() -> Any:
     """The module of an accelerator that is neither CUDA nor absent, ``torch.xpu`` for one; ``None`` without."""
     if not _KNOWN:
         accelerator = torch.accelerator.current_accelerator()
-        there = accelerator is not None and accelerator.type not in ("cuda", "mps")
-        _KNOWN.append(torch.get_device_module(accelerator) if there else _Mps() if accelerator is not None and accelerator.type == "mps" else None)
+        kind = "" if accelerator is None else accelerator.type
+        _KNOWN.append(None if kind in ("", "cuda") else _Mps() if kind == "mps" else torch.get_device_module(accelerator))
     return _KNOWN[0]
 
 
