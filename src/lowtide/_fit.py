@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from lowtide.engine import refuse_installed
 from lowtide.errors import InfeasibleBudgetError, StepError
 from lowtide.measure import Measurement, free_bytes, peak_bytes, ratio, time_in_turns
 from lowtide.plan import Plan, Simulation, simulate, solve
@@ -117,6 +118,7 @@ def fit(
         Exception: whatever the step raises.
     """
     wanted = parse_budget(budget)
+    refuse_installed(model.named_modules())
     start = TrainingState(model)
     try:
         return _Fitting(model, step, progress or _silent).run(wanted, rounds, time_limit_s)

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from lowtide.engine._checkpoint import checkpoint
-from lowtide.engine._install import RegionHandle, install
+from lowtide.engine._install import RegionHandle, install, refuse_installed
 from lowtide.engine._once import once, original_only
 from lowtide.engine._options import Options
 from lowtide.engine._replay import replay_seconds
 from lowtide.engine._state import register_state
 from lowtide.engine._thread import is_replaying
 
-__all__ = ["Options", "RegionHandle", "checkpoint", "install", "is_replaying", "once", "original_only", "register_state", "replay_seconds"]
+__all__ = [
+    "Options",
+    "RegionHandle",
+    "checkpoint",
+    "install",
+    "is_replaying",
+    "once",
+    "original_only",
+    "refuse_installed",
+    "register_state",
+    "replay_seconds",
+]

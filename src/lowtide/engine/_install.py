@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -188,11 +188,20 @@ def install(modules: Sequence[tuple[str, nn.Module]], options: Options | None = 
     members = [module for _, module in modules]
     if not members or len({id(module) for module in members}) != len(members):
         raise InvalidInputError("a region needs one module or several different ones: pass [(path, module), ...]")
-    for path, module in modules:
-        if isinstance(module.__dict__.get("forward"), InstalledForward):
-            raise AlreadyAppliedError(f"a region is installed on {path!r} already: call remove() on its handle first")
+    refuse_installed(modules)
     name = modules[0][0] if len(modules) == 1 else f"{modules[0][0]} … {modules[-1][0]}"
     segment = Segment(Region(name, options or Options()), len(members))
     for index, module in enumerate(members):
         module.__dict__["forward"] = InstalledForward(module, segment, index, module.__dict__.get("forward"))
     return RegionHandle(members, segment)
+
+
+def refuse_installed(modules: Iterable[tuple[str, nn.Module]]) -> None:
+    """Make sure that no region is installed on any of these modules.
+
+    Raises:
+        AlreadyAppliedError: one is.
+    """
+    for path, module in modules:
+        if isinstance(module.__dict__.get("forward"), InstalledForward):
+            raise AlreadyAppliedError(f"a region is installed on {path!r} already: call remove() on its handle first")
