@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lowtide.engine._call import Call
     from lowtide.engine._frame import Frame
 
-_MOST_SCRIPTS = 16
+_MOST_SCRIPTS = 64
 _GENERATOR = 0x20
 
 
@@ -104,8 +104,9 @@ class Audit:
             assert frame.hashes is not None
             frame.hashes.pop(call.first + index, None)
         watched = bool(profile.scripts)
-        if len(profile.scripts) < _MOST_SCRIPTS or len(script.ops) in profile.scripts:
-            profile.scripts[len(script.ops)] = script
+        key = frame.key_of(call)
+        if len(profile.scripts) < _MOST_SCRIPTS or key in profile.scripts:
+            profile.scripts[key] = script
         profile.attention = self._watcher.attention or sys.getprofile() is not None or (profile.attention and watched)
         profile.torch_random = profile.torch_random or self._watcher.random
         profile.left = frame.region.options.audit_every or sys.maxsize
@@ -154,6 +155,9 @@ class _Watcher:
                     hashes[len(frame.slots)] = hash_of(tensor)
                 self._pending.append((len(script.ops), private.storage_key(tensor)))
                 script.ops.append(self._last)
+                caller = sys._getframe(1)
+                frame.sites.append(id(caller.f_code) + caller.f_lasti)
+                script.grads.append(tensor.requires_grad)
                 script.strides.append(meta_of(tensor)[2])
                 script.positions.append(self._count)
                 script.sources.append(user_line(sys._getframe(1)))

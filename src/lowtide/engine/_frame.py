@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -34,12 +35,13 @@ class Frame:
         entered_at: how many inputs were held when the last member was entered.
         hashes: of the saved tensors, by place, where their values are to be checked.
         broken: why it cannot be replayed, if so.
+        sites: where the tensors were saved that the last member saved, as numbers; not kept for the forward of a module.
         running: its forward is not over yet.
     """
 
     __slots__ = (
-        "__weakref__", "_around", "_copied", "_lock", "_made", "broken", "calls", "entered_at", "hashes", "held", "inputs", "region",
-        "running", "slots",
+        "__weakref__", "_around", "_copied", "_lock", "_made", "_strange", "broken", "calls", "entered_at", "hashes", "held", "inputs", "region",
+        "running", "sites", "slots",
     )  # fmt: skip
 
     def __init__(self, region: Region) -> None:
@@ -51,6 +53,8 @@ class Frame:
         self.hashes: dict[int, Any] | None = None
         self.broken = ""
         self.running = True
+        self.sites: list[int] = []
+        self._strange = False
         self._around = private.top_hooks()
         self.entered_at = 0
         self._copied: set[int] = set()
@@ -61,6 +65,8 @@ class Frame:
         """A member is about to be called; ``copied`` are those of its tensors that it writes to."""
         self.entered_at = len(self.held)
         self._copied = copied
+        self._strange = False
+        self.sites = []
 
     def keep(self, tensor: torch.Tensor) -> Place:
         """Hold an input of the call that is being entered, unless an earlier member made it."""
@@ -137,12 +143,17 @@ class Frame:
         slots, call, frame, region = self.slots, self.calls[-1], self, self.region
         script, first = call.profile.expected, call.first
         plain = () if script is None else script.plain
+        grads = () if script is None else script.grads
         count, add, ref, keep_free = len(plain), slots.append, weakref.ref, self._keep_free
 
         def pack(tensor: torch.Tensor) -> Any:
             index = len(slots)
             place = index - first
-            kind = plain[place] if place < count else 0
+            kind = 0
+            if place < count:
+                kind = plain[place]
+                if tensor.requires_grad is not grads[place]:
+                    frame._strange = True
             if kind == 0:
                 free = keep_free(tensor, region)
                 if free is not None:
@@ -207,10 +218,29 @@ class Frame:
             if held.version >= 0 and not held.copied and tensor._version != held.version:
                 self._give_up_input(tensor, held, call)
         self.inputs = {}
-        saved = len(self.slots) - call.first
-        call.script = call.profile.expected = call.profile.scripts.get(saved)
-        if call.script is None and not is_replaying():
+        if is_replaying():
+            return
+        call.script = call.profile.scripts.get(self.key_of(call))
+        if self._strange and call.script is call.profile.expected:
+            call.script = None
+        call.profile.expected = call.script
+        if call.script is None:
             call.profile.left = 0
+
+    def key_of(self, call: Call) -> Any:
+        """What a call shows of the way it went. A function may do anything each time, so it is the lines that saved something."""
+        return len(self.slots) - call.first if call.fixed else tuple(self.sites)
+
+    def note_sites(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        """The pack hook of a function, noting from where in the code it is called."""
+        add, caller = self.sites.append, sys._getframe
+
+        def note_and_pack(tensor: torch.Tensor) -> Any:
+            frame = caller(1)
+            add(id(frame.f_code) + frame.f_lasti)
+            return pack(tensor)
+
+        return note_and_pack
 
     def _give_up_input(self, tensor: torch.Tensor, held: Held, call: Call) -> None:
         """Too late for a copy. It must not be held either: it may lead to autograd's nodes, which lead back here."""

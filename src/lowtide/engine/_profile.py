@@ -14,9 +14,10 @@ from torch import nn
 
 @dataclass(slots=True)
 class Script:
-    """What one audited call saved for backward, in order. Another call that saves as many is taken to go the same way.
+    """What one audited call saved for backward, in order. Other calls are taken to go the same way if their ``key`` is the same.
 
     Attributes:
+        grads: whether each saved tensor required gradients.
         ops: the op that each saved tensor belongs to.
         sources: the user's line that called it, ``file.py:12``.
         strides: of each saved tensor.
@@ -33,6 +34,7 @@ class Script:
     sources: list[str] = field(default_factory=list)
     strides: list[Any] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    grads: list[bool] = field(default_factory=list)
     plain: list[int] = field(default_factory=list)
     late: set[int] = field(default_factory=set)
     settled: int = 0
@@ -55,7 +57,7 @@ class Profile:
 
     Attributes:
         expected: script of the call before.
-        scripts: by the number of saved tensors.
+        scripts: by what a call shows of its way without being watched, see ``Frame.key_of``.
         left: calls until the next audit.
         attention: it calls scaled dot product attention, so the choice of backends matters.
         copied: which of its tensor inputs it writes to.
@@ -66,7 +68,7 @@ class Profile:
     """
 
     expected: Script | None = None
-    scripts: dict[int, Script] = field(default_factory=dict)
+    scripts: dict[Any, Script] = field(default_factory=dict)
     left: int = 0
     attention: bool = True
     copied: set[int] = field(default_factory=set)

@@ -89,7 +89,9 @@ class Region:
 
     def _run_watched(self, frame: Frame, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         pack = frame.pack_hook()
-        private.push_hooks(self._hashing(frame, pack) if self.options.check_values else pack, unpack)
+        if self.options.check_values:
+            pack = self._hashing(frame, pack)
+        private.push_hooks(pack if frame.calls[-1].fixed else frame.note_sites(pack), unpack)
         try:
             return target(*args, **kwargs)
         finally:
