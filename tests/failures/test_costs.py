@@ -262,7 +262,7 @@ def test_flops_of_the_model_and_of_the_replay_can_be_told_apart():
 
 def test_a_replay_is_labelled_in_profiles():
     run = lowtide.checkpoint(lambda x: torch.sin(torch.sin(x)))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         run(torch.randn(4, requires_grad=True)).sum().backward()
     assert any(event.name.startswith("lowtide::") for event in profile.events())
 
