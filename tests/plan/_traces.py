@@ -187,7 +187,7 @@ class _Program:
 
     def shape(self, path: str, depth: int) -> list:
         parts: list = []
-        for i in range(self.random.randint(1, 3)):
+        for i in range(self.random.randint(1 + (not path), 3 + (not path))):
             if self.budget <= 0:
                 break
             if depth and self.chance(0.6):

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from lowtide.errors import InfeasibleBudgetError
-from lowtide.plan import PlannedRegion, simulate, smallest_budget, solve
+from lowtide.plan import PlannedRegion, replayable_regions, simulate, smallest_budget, solve
 from lowtide.plan._candidates import candidates
 from lowtide.plan._index import TraceIndex
 from lowtide.plan._problem import memory_model
@@ -111,6 +111,11 @@ def test_a_step_with_nothing_to_replay_is_infeasible_below_its_peak() -> None:
     assert solve(trace, 5 * MB).regions == ()
     with pytest.raises(InfeasibleBudgetError, match=r"whose peak is in forward, at op, with 4\.77 MiB of activations"):
         solve(trace, 5 * MB - 1)
+
+
+def test_layers_that_only_save_what_the_one_before_made_can_be_replayed_together() -> None:
+    assert replayable_regions(chain(3)) == (("0", "1"), ("1", "2"), ("0", "1", "2"))
+    assert replayable_regions(chain(1)) == ()
 
 
 def test_an_empty_step_is_no_error() -> None:

@@ -16,7 +16,7 @@ COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, He
 randoms = st.randoms(use_true_random=False)
 
 
-@settings(COMMON, max_examples=150)
+@settings(COMMON, max_examples=120)
 @given(randoms)
 def test_simulation_equals_plain_counting_moment_by_moment(random) -> None:
     trace = random_trace(random)
@@ -29,7 +29,7 @@ def test_simulation_equals_plain_counting_moment_by_moment(random) -> None:
         assert result.peak_bytes == max(size for *_, size in counted)
 
 
-@settings(COMMON, max_examples=150)
+@settings(COMMON, max_examples=120)
 @given(randoms)
 def test_solved_time_is_the_best_of_all_plans_at_every_budget(random) -> None:
     trace = random_trace(random)

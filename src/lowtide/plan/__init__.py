@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from lowtide.plan._simulate import Moment, Simulation, Timeline, simulate
 from lowtide.plan._solution import Plan, PlannedRegion
-from lowtide.plan._solve import smallest_budget, solve
+from lowtide.plan._solve import replayable_regions, smallest_budget, solve
 
-__all__ = ["Moment", "Plan", "PlannedRegion", "Simulation", "Timeline", "simulate", "smallest_budget", "solve"]
+__all__ = ["Moment", "Plan", "PlannedRegion", "Simulation", "Timeline", "replayable_regions", "simulate", "smallest_budget", "solve"]

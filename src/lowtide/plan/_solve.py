@@ -83,6 +83,14 @@ def smallest_budget(trace: StepTrace, *, time_limit_s: float = 60.0) -> Plan:
     return search.plan(search.polished(best, budget_bytes), budget_bytes, bound=bound)
 
 
+def replayable_regions(trace: StepTrace) -> tuple[tuple[str, ...], ...]:
+    """The regions that a plan for this step can have, as paths: modules, and runs of sibling modules.
+
+    Empty when there is nothing to replay: no module call, and no run of them, makes a tensor that autograd saves.
+    """
+    return tuple(candidate.paths for candidate in candidates(TraceIndex(trace)).regions)
+
+
 class _Search:
     """The solvers on one trace, sharing what each of them needs."""
 

@@ -16,6 +16,9 @@ from lowtide.plan.solvers._quiet import quiet
 _SCALE = 1e2
 """The budget in the units of the program: far above the solver's tolerance of 1e-6, which is then less than a byte in 10 GB."""
 
+_REL_GAP_OF_PEAK = 1e-6
+"""Among very many plans whose peaks differ by a few buffers of some bytes, the last byte is not worth the search."""
+
 _INFEASIBLE = 2
 """A status of ``scipy.optimize.milp``."""
 
@@ -59,7 +62,7 @@ def lowest(model: MemoryModel, at_most_bytes: int, *, time_limit_s: float) -> Ch
     rows = LinearConstraint(sparse.hstack([model.rows / unit, ceiling]), -np.inf, -model.constant / unit)
     cost = np.concatenate([np.zeros(model.rows.shape[1]), [1.0]])
     most = np.array([(at_most_bytes + 0.5) / unit])
-    return _solve(model, cost, [rows], unit=unit, most=most, time_limit_s=time_limit_s, rel_gap=0.0)
+    return _solve(model, cost, [rows], unit=unit, most=most, time_limit_s=time_limit_s, rel_gap=_REL_GAP_OF_PEAK)
 
 
 def _solve(
