@@ -10,7 +10,7 @@ from torch import nn
 from lowtide.engine import refuse_installed
 from lowtide.errors import InfeasibleBudgetError, StepError
 from lowtide.measure import Measurement, free_bytes, peak_bytes, ratio, time_in_turns
-from lowtide.plan import Plan, Simulation, simulate, solve
+from lowtide.plan import Plan, Simulation, replayable_regions, simulate, solve
 from lowtide.policy import Handle, apply
 from lowtide.records import Category, StepTrace
 from lowtide.trace import TrainingState, device_of, record_step
@@ -225,8 +225,7 @@ class _Fitting:
 
 
 def _refuse_nothing_to_replay(trace: StepTrace) -> None:
-    dropped = (s for s in trace.saved if s.call is not None and not trace.storages[s.storage].resident)
-    if not any(trace.storages[s.storage].born >= trace.calls[s.call].start for s in dropped if s.call is not None):
+    if not replayable_regions(trace):
         raise StepError(
             "there is nothing to replay: no module of the model makes a tensor that autograd saves for backward "
             "(what the step computes outside of the model's modules, or under another checkpointing library, cannot be planned)"

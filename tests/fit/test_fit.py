@@ -129,6 +129,14 @@ def test_a_model_with_nothing_to_replay_is_refused() -> None:
         lowtide.fit(model, lambda: model(torch.ones(1, 2)).sum().backward(), "50%")
 
 
+def test_layers_that_save_their_inputs_alone_can_be_replayed_by_what_is_around_them() -> None:
+    blocks = [nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(4)]
+    model, x = nn.Sequential(*blocks), torch.randn(256, 16)
+    result = lowtide.fit(model, lambda: model(x).square().mean().backward(), "60%", rounds=1)
+    assert result.peak_bytes <= result.budget_bytes
+    assert result.plan.regions
+
+
 def test_an_unreadable_budget_is_refused_before_the_step_runs() -> None:
     with pytest.raises(BudgetError, match="cannot read the budget"):
         lowtide.fit(nn.Linear(2, 2), lambda: pytest.fail("the step ran"), "half")
