@@ -44,19 +44,23 @@ class Before:
 
     def _note_storages(self) -> None:
         self._storages: dict[int, list[tuple[torch.Tensor, Held]]] = {}
+        self._copied = {private.storage_key(tensor) for tensor, held in self._inputs if held.copied}
         for tensor, held in self._inputs:
             if not held.copied:
                 self._storages.setdefault(private.storage_key(tensor), []).append((tensor, held))
 
     def about_to_write(self, tensor: torch.Tensor, key: int) -> None:
         """A tensor that was there before is about to be written to: copy all that share its storage."""
-        known = False
+        known = key in self._copied
+        self._copied.add(key)
         for original, held in self._storages.pop(key, ()):
             self._frame.copy_input(original, held)
             self._call.profile.copied.add(held.index - self._frame.entered_at)
             known = True
         for watched in self._watched:
             known = watched.about_to_write(key) or known
+        if known:
+            self._copied.add(key)
         if not known and key not in self._written:
             self._written[key] = tensor
 
@@ -92,7 +96,7 @@ class _WatchBefore:
         places = watch.attributes() if python_state else []
         self._attributes = [(own, name, own[name], store(own[name], self._keeper, self._memo)) for own, name in places]
         self._states = [(value, take_state(value)) for value in self._keeper.states]
-        self._storages = {private.storage_key(t): index for index, t in enumerate(taken[0]) if t is not None and not t.is_inference()}
+        self._storages = {private.storage_key(t): i for i, t in enumerate(watch.tensors()) if t is not None and not t.is_inference()}
         self._direct: dict[int, list[Direct]] = {}
         for place in self._keeper.places:
             self._direct.setdefault(private.storage_key(place.tensor), []).append(place)

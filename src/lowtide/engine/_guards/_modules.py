@@ -70,6 +70,10 @@ class Watch:
         self.changed: list[tuple[dict[str, Any], str]] = []
         self.states: list[object] = []
 
+    def tensors(self) -> list[Any]:
+        """Parameters and buffers, in the order of ``names``."""
+        return [*chain.from_iterable(map(_values_of, self._tables))]
+
     def take(self) -> Taken:
         """Read what is there now: a few hundredths of a microsecond for each tensor and module."""
         tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
