@@ -132,6 +132,8 @@ checkpoint_debug: Callable[[], tuple[Callable[[], Any], Callable[[Any], Any]]] =
 CachingMode: Any = torch.utils.checkpoint._CachingTorchDispatchMode
 CachedMode: Any = torch.utils.checkpoint._CachedTorchDispatchMode
 
+MODES_RESPECT_HOOKS = hasattr(torch.utils.checkpoint, "_current_user_saved_tensors_hooks")  # from 2.14 on
+
 
 def checkpoint_advice() -> str:
     """What this release of torch advises when a replay did not match."""

@@ -196,7 +196,7 @@ def test_hessian_vector_products_in_float64(compare):
     compare(scenario)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("transform", ["grad", "jacrev", "jacfwd", "hessian", "per sample", "vjp", "vmap"])
 def test_function_transforms(compare, transform):
     def scenario(region):
@@ -221,7 +221,7 @@ def test_function_transforms(compare, transform):
     compare(scenario)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_region_works_after_it_was_differentiated_by_torch_func(compare):
     def scenario(region):
         run = region(lambda x: torch.sin(torch.exp(torch.sin(x))))
@@ -233,7 +233,7 @@ def test_a_region_works_after_it_was_differentiated_by_torch_func(compare):
     compare(scenario)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_forward_mode_derivatives(compare):
     import torch.autograd.forward_ad as forward_ad
 

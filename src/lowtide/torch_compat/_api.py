@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -16,9 +17,10 @@ from lowtide.torch_compat._region import Call, ContextFn, forward, run
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def checkpoint(
-    function: Callable[..., Any],
+    function: Callable[..., Any] | None = None,
     *args: Any,
     use_reentrant: bool | None = None,
+    preserve_rng_state: bool = True,
     context_fn: ContextFn = noop_context_fn,
     determinism_check: str = "default",
     debug: bool = False,
@@ -28,17 +30,18 @@ def checkpoint(
     """``torch.utils.checkpoint.checkpoint``, on lowtide's engine.
 
     Args:
-        function: what to run now, and again in backward.
+        function: what to run now, and again in backward. Without it, what comes back is a decorator with these options.
         args: for ``function``.
         use_reentrant: ``False`` for the form that PyTorch recommends. ``True`` keeps the limits of the other form (no
             ``torch.autograd.grad``, no ``inputs=``, no keywords), but not its wrong results: gradients reach weights when no input
             needs one, and tensors in containers. It should be passed; without it PyTorch warns and takes ``True``.
+        preserve_rng_state: a replay draws what the forward drew.
         context_fn: returns a context for the forward and one for the replay.
         determinism_check: ``"default"`` compares shapes, types and devices of replayed tensors with the forward's; ``"none"`` does not.
         debug: a mismatch lists every op of forward and replay.
         early_stop: end a replay as soon as it has made what backward needs.
-        kwargs: for ``function``, but for ``preserve_rng_state`` (default ``True``), which says whether a replay draws what the
-            forward drew.
+        kwargs: for ``function``; from PyTorch 2.14 on without ``respect_saved_tensors_hooks``, which says whether what selective
+            contexts keep passes through the saved-tensor hooks around the call.
 
     Returns:
         What ``function`` returns.
@@ -47,16 +50,32 @@ def checkpoint(
         ValueError: options that exclude each other, or keywords for the reentrant form.
         CheckpointError: in backward, when a replay does not match.
     """
+    respects = kwargs.pop("respect_saved_tensors_hooks", None) if _torch_private.MODES_RESPECT_HOOKS else None
+    asked = Call(preserve_rng_state, context_fn, determinism_check, debug, early_stop, respects)
+    if function is None:
+        _refuse_keywords(kwargs)
+        return functools.partial(_decorate, asked, use_reentrant)
+    return _run(function, args, kwargs, asked, use_reentrant)
+
+
+def _decorate(asked: Call, use_reentrant: bool | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def region(*args: Any, **kwargs: Any) -> Any:
+        return _run(function, args, kwargs, asked, use_reentrant)
+
+    return region
+
+
+def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], asked: Call, use_reentrant: bool | None) -> Any:
     if use_reentrant is None:
-        _warn_of_default("checkpoint", stacklevel=3)
+        _warn_of_default("checkpoint", stacklevel=4)
         use_reentrant = True
-    preserve = kwargs.pop("preserve_rng_state", True)
     if not use_reentrant:
-        return run(function, args, kwargs, Call(preserve, context_fn, determinism_check, debug, early_stop))
+        return run(function, args, kwargs, asked)
     _refuse_keywords(kwargs)
-    if context_fn is not noop_context_fn or debug is not False:
-        raise ValueError("Passing `context_fn` or `debug` is only supported when use_reentrant=False.")
-    return run_reentrant(function, args, preserve)
+    if asked.context_fn is not noop_context_fn or asked.debug is not False or asked.respect_saved_tensors_hooks is not None:
+        raise ValueError("Passing `context_fn`, `debug` or `respect_saved_tensors_hooks` is only supported when use_reentrant=False.")
+    return run_reentrant(function, args, asked.preserve_rng_state)
 
 
 def checkpoint_sequential(
@@ -190,3 +209,10 @@ def checkpoint_without_reentrant_generator(
 ) -> Generator[None, None, None]:
     """What ``torch.distributed`` calls: advanced once before a module's forward and once after it, from its hooks."""
     return forward(fn, args, kwargs, Call(preserve_rng_state, context_fn, determinism_check, debug, early_stop))
+
+
+def checkpoint_without_reentrant_generator_impl(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any
+) -> Generator[None, None, None]:
+    """The same as PyTorch calls it from 2.14 on; ``options`` are the fields of ``Call``."""
+    return forward(fn, args, kwargs, Call(**options))

@@ -20,8 +20,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from lowtide import _torch_private
+from lowtide.engine._call import Held
 from lowtide.engine._frame import Frame
-from lowtide.engine._profile import Script
 from lowtide.engine._region import Region
 from lowtide.engine._slot import Slot
 from lowtide.torch_compat import _messages
@@ -87,26 +87,45 @@ class StrictFrame(Frame):
         replay: runs the region's function again on its inputs, in the state that the forward had.
     """
 
-    __slots__ = ("_described", "_incomparable", "_replayed", "replay", "rules")
+    __slots__ = ("_described", "_fetched", "_incomparable", "_replayed", "replay", "rules")
 
     def __init__(self, region: Region, rules: Rules) -> None:
         super().__init__(region)
         self.rules = rules
         self.replay: Callable[[StrictFrame], object] = _nothing
         self._described: list[object] = []
+        self._fetched: dict[int, torch.Tensor] = {}
         self._incomparable = False
         self._replayed: set[Hashable] = set()
 
     def pack_hook(self) -> Callable[[torch.Tensor], Any]:
         """The pack hook of the forward."""
-        return self._pack
+        return _PackHook(self)
 
-    def _pack(self, tensor: torch.Tensor) -> StrictSlot:
+    def key_of(self, call: Any) -> Any:
+        """Calls that save as many tensors need no watching again: nothing that is learned of a way is relied on here."""
+        return len(self.slots) - call.first
+
+    def around(self) -> Any:
+        """The saved-tensor hooks of the user that surround the call, those of other regions left out."""
+        hooks = self._around
+        while hooks is not None and getattr(hooks[0], "_checkpoint_internal", False):
+            hooks = hooks[0]._user_hooks  # type: ignore[attr-defined]
+        return hooks
+
+    def pack(self, tensor: torch.Tensor) -> StrictSlot:
+        """A slot for a tensor that autograd saves in the forward."""
         slot = StrictSlot(self)
         self.slots.append(weakref.ref(slot))
         with torch.no_grad():
             self._described.append(self.rules.describe(tensor))
         return slot
+
+    def fetch(self, held: Held) -> torch.Tensor:
+        """An input of the call, once a replay: an outer region gives its slots away once, too."""
+        if held.index not in self._fetched:
+            self._fetched[held.index] = super().fetch(held)
+        return self._fetched[held.index]
 
     def give(self, slot: StrictSlot) -> torch.Tensor:
         """The tensor of a slot.
@@ -145,6 +164,8 @@ class StrictFrame(Frame):
         except BaseException:
             self.release(run)
             raise
+        finally:
+            self._fetched = {}
         self._replayed.add(run)
         if isinstance(run, int):
             _torch_private.at_end_of_backward(_Release(self, run))
@@ -169,12 +190,12 @@ class StrictFrame(Frame):
 
     def stop(self) -> int | None:
         """Position at which a replay may end; ``None``: at its own end."""
-        if not self.rules.early_stop:
-            return None
-        needed = [i for i, _ in self._alive()]
-        script = self.calls[0].script
-        last = max(needed, default=-1)
-        return last if script is None else _past_late(script, needed, last)
+        return max((i for i, _ in self._alive()), default=-1) if self.rules.early_stop else None
+
+    def may_be_unfilled(self, tensor: torch.Tensor) -> bool:
+        """Whether an op may save this tensor first and fill it then, as RReLU does with its noise."""
+        fresh = not tensor.requires_grad and tensor.is_floating_point() and tensor._version == 0
+        return fresh and all(tensor is not known for known in self._fetched.values())
 
     def surplus(self) -> None:
         """A replay may save more than the forward only if the forward is still running: a backward inside the region started it."""
@@ -189,8 +210,30 @@ class StrictFrame(Frame):
             slot.values.pop(run, None)
 
 
+class _PackHook:
+    """Marked as PyTorch marks its own, so that its selective modes find the user's hooks behind it."""
+
+    __slots__ = ("_frame",)
+    _checkpoint_internal = True
+
+    def __init__(self, frame: StrictFrame) -> None:
+        self._frame = frame
+
+    @property
+    def _user_hooks(self) -> Any:
+        return self._frame.around()
+
+    def __call__(self, tensor: torch.Tensor) -> StrictSlot:
+        return self._frame.pack(tensor)
+
+
 class _Refill:
-    """Packs what a replay saves into the slots, by position. It knows its frame weakly: the replay's own graph holds it."""
+    """Packs what a replay saves into the slots, by position. It knows its frame weakly: the replay's own graph holds it.
+
+    Attributes:
+        count: tensors saved so far.
+        stopped: all that is needed was saved.
+    """
 
     def __init__(self, frame: StrictFrame, run: Hashable) -> None:
         self.count = 0
@@ -198,21 +241,24 @@ class _Refill:
         self._frame = weakref.ref(frame)
         self._run = run
         self._stop = frame.stop()
+        self._to_end = False
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Take the next saved tensor of the replay."""
-        tensor = tensor.detach() if tensor.requires_grad else tensor
         frame = self._frame()
         if frame is None:
-            return tensor
+            return tensor.detach()
         position, self.count = self.count, self.count + 1
+        self._to_end = self._to_end or (self._stop is not None and frame.may_be_unfilled(tensor))
+        tensor = tensor.detach() if tensor.requires_grad else tensor
         if position < len(frame.slots):
             self._put(frame, position, tensor)
         elif self._stop is None:
             frame.surplus()
         if self._stop is not None and position >= self._stop:
             self.stopped = True
-            raise StopReplay
+            if not self._to_end:
+                raise StopReplay
         return tensor
 
     def _put(self, frame: StrictFrame, position: int, tensor: torch.Tensor) -> None:
@@ -233,14 +279,6 @@ class _Release:
         frame = self._frame()
         if frame is not None:
             frame.release(self._run)
-
-
-def _past_late(script: Script, needed: list[int], last: int) -> int:
-    """A tensor may be saved first and filled then (noise of RReLU): the replay goes on to what was saved after the op that fills it."""
-    filled_after = max((script.positions[i] for i in needed if i in script.late), default=-1)
-    while last < len(script.positions) and script.positions[last] <= filled_after:
-        last += 1
-    return last
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

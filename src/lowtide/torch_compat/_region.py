@@ -49,6 +49,8 @@ class Call:
         determinism_check: ``"default"`` compares shapes, types and devices, ``"none"`` nothing.
         debug: a mismatch lists the ops of forward and replay.
         early_stop: a replay ends as soon as it has made what backward needs.
+        respect_saved_tensors_hooks: what selective contexts keep passes through the saved-tensor hooks around the call; ``None`` leaves
+            it to PyTorch, which does so from some release on.
         give_once: see ``Rules``.
     """
 
@@ -57,6 +59,7 @@ class Call:
     determinism_check: str = "default"
     debug: bool = False
     early_stop: bool = True
+    respect_saved_tensors_hooks: bool | None = None
     give_once: bool = True
 
 
@@ -108,6 +111,21 @@ class _Entered:
         self.frame.calls.append(self.call)
         self.unknown = not is_replaying() and (self.profile.left <= 0 or is_news(self.call))
 
+    def note(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
+        """Note what the call can reach, without watching its ops; what is returned learns from what changed."""
+        if not self.unknown:
+            return _nothing
+        before = Before(self.frame, self.call, fn, args, kwargs)
+
+        def learn() -> None:
+            before.learn(draws=False)
+            for watch, taken in self.call.watches:
+                watch.audited = True
+                if taken[3] not in watch.trainings:
+                    watch.trainings.append(taken[3])
+
+        return learn
+
     def leave(self, again: _Again) -> None:
         """The forward returned."""
         self.frame.leave(self.call)
@@ -121,6 +139,8 @@ def _enter(
     context_fn, on_mismatch = _contexts(asked)
     check = _check_of(asked.determinism_check)
     in_forward, in_replay = context_fn()
+    if isinstance(in_forward, _torch_private.CachingMode):
+        in_forward.respect_saved_tensors_hooks = asked.respect_saved_tensors_hooks
     if not torch.is_grad_enabled() or not hooks_work():
         return None
     entered = _Entered(fn, args, kwargs, Rules(_settings.early_stop_in_force(asked.early_stop), asked.give_once, check, on_mismatch))
@@ -146,7 +166,7 @@ def forward(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         yield
         return
     entered, again, in_forward = found
-    before = Before(entered.frame, entered.call, fn, args, kwargs) if entered.unknown else None
+    learn = entered.note(fn, args, kwargs)
     raised: BaseException | None = None
     with saved_tensors_hooks(entered.frame.pack_hook(), unpack), in_forward:
         try:
@@ -156,8 +176,7 @@ def forward(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             raise
     if raised is not None:
         raise _messages.suppressed_exception()
-    if before is not None:
-        before.learn(draws=False)
+    learn()
     entered.leave(again)
 
 
@@ -169,13 +188,19 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], a
     entered, again, in_forward = found
     target = _passing_errors(fn, in_forward)
     entered.profile.left -= 1
-    if entered.unknown:
+    if entered.unknown and asked.context_fn is noop_context_fn:
         result = Audit(entered.frame, entered.call).run(target, args, kwargs)
     else:
+        learn = entered.note(fn, args, kwargs)
         with saved_tensors_hooks(entered.frame.pack_hook(), unpack):
             result = target(*args, **kwargs)
+        learn()
     entered.leave(again)
     return result
+
+
+def _nothing() -> None:
+    """There is nothing to learn."""
 
 
 def _in_context(fn: Callable[..., Any], context: AbstractContextManager[Any]) -> Callable[..., Any]:

@@ -25,8 +25,9 @@ _OURS = {
     "set_checkpoint_early_stop": _settings.set_checkpoint_early_stop,
     "set_checkpoint_debug_enabled": _settings.set_checkpoint_debug_enabled,
     "_checkpoint_without_reentrant_generator": _api.checkpoint_without_reentrant_generator,
+    "_checkpoint_without_reentrant_generator_impl": _api.checkpoint_without_reentrant_generator_impl,
 }
-_PAIRS = [(getattr(torch_checkpoint, name), ours) for name, ours in _OURS.items()]
+_PAIRS = [(getattr(torch_checkpoint, name), ours) for name, ours in _OURS.items() if hasattr(torch_checkpoint, name)]
 _LOCK = threading.Lock()
 _depth = 0
 
