@@ -147,6 +147,10 @@ class RegionHandle:
     def enabled(self, value: bool) -> None:
         self._segment.enabled = value
 
+    def modules(self) -> list[nn.Module]:
+        """The members that are still there."""
+        return [module for module in (ref() for ref in self._modules) if module is not None]
+
     def replay_seconds(self) -> float:
         """Seconds spent in replays of this region since it was installed."""
         return self._segment.region.replay_s

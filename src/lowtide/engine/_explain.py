@@ -1,0 +1,107 @@
+"""What guards a region carries, why, and what each costs a call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from lowtide.engine._guards._ambient import take_ambient
+from lowtide.engine._guards._attributes import take_attributes
+from lowtide.engine._guards._modules import Watch, watch_of
+from lowtide.engine._guards._random import NUMPY, PYTHON, take_random
+from lowtide.engine._install import InstalledForward, RegionHandle
+from lowtide.engine._profile import Profile, profile_of
+from lowtide.engine._state import take_state
+from lowtide.errors import InvalidInputError
+
+_TRIES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One kind of state that is taken with every call of a region and restored for its replays.
+
+    Attributes:
+        name: what is guarded.
+        why: why this region needs it.
+        seconds: what taking it costs a call, measured just now.
+    """
+
+    name: str
+    why: str
+    seconds: float
+
+
+def explain(region: Any) -> tuple[Guard, ...]:
+    """List the guards of a region.
+
+    What is learned is known after the first call with gradients; before it, only what every region carries is listed.
+
+    Args:
+        region: what ``checkpoint`` returned, a handle that ``install`` returned, or a module with a region installed.
+
+    Returns:
+        The guards, those that every region carries first.
+
+    Raises:
+        InvalidInputError: it is no region.
+
+    >>> import torch
+    >>> for guard in explain(torch.nn.Identity()):
+    ...     print(guard.name)
+    Traceback (most recent call last):
+    lowtide.errors.InvalidInputError: explain needs a region: what checkpoint or install returned, or a module with one installed; not Identity
+    """
+    module, profile = _parts_of(region)
+    guards = [
+        _timed("torch's random generators", "always taken: whether a call draws is only known when it has", take_random),
+        _timed("context variables, modes, default dtype, autocast", "always read: it is cheap", lambda: take_ambient(False)),
+    ]
+    if profile.attention and profile.scripts:
+        guards.append(_timed("attention backends", "it computes attention", lambda: take_ambient(True)))
+    if profile.python_random:
+        guards.append(_timed("Python's random generator", "its code names it, or drew from it", lambda: take_state(PYTHON)))
+    if profile.numpy_random:
+        guards.append(_timed("NumPy's random generator", "its code names it, or drew from it", lambda: take_state(NUMPY)))
+    if profile.copied:
+        places = ", ".join(map(str, sorted(profile.copied)))
+        guards.append(Guard(f"copies of its tensor inputs {places}", "a call writes to them", 0.0))
+    return (*guards, *(_of_module(watch_of(module)) if module is not None else ()))
+
+
+def _of_module(watch: Watch) -> list[Guard]:
+    guards = [_timed(f"{len(watch.names)} parameters and buffers, training flags", "always: a replay needs them as they were", watch.take)]
+    if watch.written:
+        names = ", ".join(watch.names[index] for index in watch.written)
+        guards.append(Guard(f"copies of {names}", "a call writes to them", guards[0].seconds))
+    if watch.changed:
+        names = ", ".join(watch.path_of(own, name) for own, name in watch.changed)
+        guards.append(_timed(f"attributes {names}", "a call changes them", lambda: take_attributes(watch.changed)))
+    if watch.states:
+        kinds = ", ".join(type(value).__name__ for value in watch.states)
+        guards.append(_timed(f"generators held by the modules ({kinds})", "a call draws from them", lambda: [*map(take_state, watch.states)]))
+    return guards
+
+
+def _parts_of(region: Any) -> tuple[nn.Module | None, Profile]:
+    if isinstance(region, RegionHandle):
+        region = region.modules()[0]
+    if isinstance(region, nn.Module) and isinstance(region.__dict__.get("forward"), InstalledForward):
+        return region, profile_of(region)
+    wrapped = getattr(region, "__wrapped__", None)
+    if wrapped is None or not hasattr(region, "__lowtide_region__"):
+        kind = type(region).__name__
+        raise InvalidInputError(f"explain needs a region: what checkpoint or install returned, or a module with one installed; not {kind}")
+    owner = wrapped if isinstance(wrapped, nn.Module) else getattr(wrapped, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None, profile_of(wrapped)
+
+
+def _timed(name: str, why: str, take: Callable[[], object]) -> Guard:
+    start = time.perf_counter()
+    for _ in range(_TRIES):
+        take()
+    return Guard(name, why, (time.perf_counter() - start) / _TRIES)
