@@ -147,6 +147,19 @@ def adapters() -> Made:
     return model, step
 
 
+def optimizer_with_closure() -> Made:
+    model, x = residual_net(blocks=3)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=2)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    return model, lambda: optimizer.step(closure)
+
+
 def recurrent() -> Made:
     model = nn.LSTM(16, 32, num_layers=2, batch_first=True)
     x = torch.randn(8, 20, 16)
@@ -171,6 +184,7 @@ STEPS: dict[str, Callable[[], Made]] = {
         shared,
         gradient_penalty,
         adapters,
+        optimizer_with_closure,
         recurrent,
     )
 }

@@ -116,9 +116,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_optimizer = running
 
     def _phase(self) -> Phase:
-        if self._in_optimizer:
-            return Phase.OPTIMIZER
-        return Phase.BACKWARD if in_backward() else Phase.FORWARD
+        if in_backward():
+            return Phase.BACKWARD
+        # Optimizers update without recording gradients; a closure that they call records them.
+        return Phase.OPTIMIZER if self._in_optimizer and not torch.is_grad_enabled() else Phase.FORWARD
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run one op and note it."""
