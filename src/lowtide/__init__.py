@@ -20,6 +20,7 @@ from lowtide.errors import (
     ReplayMismatchError,
     StepError,
     TargetError,
+    TraceError,
     VerificationError,
 )
 from lowtide.plan import Plan, PlannedRegion, Simulation, simulate, solve
@@ -58,6 +59,7 @@ __all__ = [
     "StepError",
     "StepTrace",
     "TargetError",
+    "TraceError",
     "Verification",
     "VerificationError",
     "Workload",

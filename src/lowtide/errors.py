@@ -5,6 +5,7 @@
     │   ├── BudgetError                a budget that cannot be read
     │   ├── TargetError                a command-line target that is missing or of the wrong kind
     │   ├── StepError                  a step that cannot be traced (no backward, nothing to replay)
+    │   ├── TraceError                 a trace file that is damaged or of another version
     │   └── PlanError                  a plan file that is damaged, of another version, or for another model
     ├── InfeasibleBudgetError          no plan fits the budget
     ├── AlreadyAppliedError            a plan or policy is already installed on this model
@@ -38,6 +39,10 @@ class TargetError(InvalidInputError):
 
 class StepError(InvalidInputError):
     """A step that cannot be used: it never calls backward, or has nothing to replay."""
+
+
+class TraceError(InvalidInputError):
+    """A trace file that cannot be read or written: missing, damaged, or of another version."""
 
 
 class PlanError(InvalidInputError):

@@ -1,4 +1,4 @@
-"""The frozen records that pass between packages. No torch here: a trace can be planned anywhere.
+"""The frozen records of a step.
 
 Time in a trace is counted in ops. A storage with ``born=3, freed=7`` holds its bytes while ops 3, 4, 5
 and 6 run. Whatever is freed between op 6 and op 7 has ``freed=7``. A replay runs in the gap before the op
@@ -7,8 +7,14 @@ that needs it; what has ``freed`` equal to that op is gone by then.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import Enum
+
+from lowtide.records import _file, _json
+
+MEASURED = "measured"
+"""The ``timing`` of a trace whose times were taken while the ops ran."""
 
 
 class Decision(str, Enum):
@@ -21,9 +27,10 @@ class Decision(str, Enum):
 
 
 class Phase(str, Enum):
-    """Where in the step an op ran."""
+    """Where in the step an op ran. A replay is a forward that runs again in backward, under whichever library."""
 
     FORWARD = "forward"
+    REPLAY = "replay"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
 
@@ -46,12 +53,16 @@ class Op:
     Attributes:
         name: operator with overload.
         phase: forward, backward or optimizer.
-        call: index into ``StepTrace.calls`` of the innermost module call it ran in; ``None`` outside.
-        source: the user's line, ``file.py:12``; empty when there is none.
-        seconds: time of the kernel.
+        call: index into ``StepTrace.calls`` of the innermost module call it ran in; ``None`` outside. For an op of
+            backward, the call of its ``origin``.
+        source: the user's line, ``file.py:12``; empty when there is none. For an op of backward, that of its ``origin``.
+        seconds: time of the kernel, measured or by a cost model (``StepTrace.timing``).
         workspace_bytes: bytes alive only while it ran, beyond what it returned.
         random: it drew from a random generator.
         reads, writes: storages it read, and storages it changed in place.
+        born_bytes: bytes of the storages that it allocated and returned.
+        collective: it communicates with other processes.
+        origin: for an op that ran for a backward node, the op in whose course autograd made that node, where it is known.
     """
 
     name: str
@@ -63,6 +74,9 @@ class Op:
     random: bool
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    born_bytes: int = 0
+    collective: bool = False
+    origin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +111,9 @@ class SavedTensor:
             needs it runs the ops of its region up to here.
         used: op before which backward first asked for it; ``None`` if it never did.
         released: first op before which autograd had let go of it.
-        node: the backward node, e.g. ``AddmmBackward0``.
+        node: the backward node, e.g. ``AddmmBackward0``; empty if backward never asked for it.
+        dtype: of the tensor, ``float32``.
+        shape: of the tensor.
     """
 
     storage: int
@@ -107,6 +123,8 @@ class SavedTensor:
     used: int | None
     released: int
     node: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +152,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """The record of one un-checkpointed step.
+    """The record of one step.
 
     Attributes:
         ops: in the order they ran.
         storages, saved, calls: what they refer to, by index. ``calls`` is in order of entry.
         fingerprint: of the model's structure, see ``lowtide.policy.fingerprint``.
         device: where the counted bytes live, ``cpu`` or ``cuda:0``.
+        torch_version: of the torch that ran the step; empty if unknown.
+        fake: it was recorded under fake tensors: nothing was computed.
+        timing: where the times of the ops come from: ``measured``, or the name of a GPU whose cost model gave them.
     """
 
     ops: tuple[Op, ...]
@@ -149,3 +170,37 @@ class StepTrace:
     calls: tuple[Call, ...]
     fingerprint: str
     device: str
+    torch_version: str = ""
+    fake: bool = False
+    timing: str = MEASURED
+
+    def to_json(self) -> str:
+        """Write as JSON with a version: columns and one table of texts, some 100 bytes an op."""
+        return _json.encode(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> StepTrace:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            TraceError: not JSON, not a trace, of another version, or with a field that is missing, unknown, of the wrong
+                type or out of range.
+        """
+        return _json.decode(text)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to a file. It is replaced as a whole: a reader never sees half a trace.
+
+        Raises:
+            TraceError: the file cannot be written.
+        """
+        _file.write(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> StepTrace:
+        """Read from a file. Needs no torch.
+
+        Raises:
+            TraceError: the file cannot be read, or ``from_json`` refuses it.
+        """
+        return cls.from_json(_file.read(path))

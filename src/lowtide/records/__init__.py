@@ -1,0 +1,7 @@
+"""The frozen records that pass between packages, and their file. No torch here: a trace can be read and planned anywhere."""
+
+from __future__ import annotations
+
+from lowtide.records._records import MEASURED, Call, Category, Decision, Op, Phase, SavedTensor, StepTrace, Storage
+
+__all__ = ["MEASURED", "Call", "Category", "Decision", "Op", "Phase", "SavedTensor", "StepTrace", "Storage"]
