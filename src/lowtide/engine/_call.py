@@ -178,9 +178,6 @@ class Call:
 
     def run(self, region: str, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call it again in the state in which it ran; afterwards everything is as it was before."""
-        for watch, taken in self.watches:
-            if not still_as(taken):
-                _raise_if_changed(region, watch, taken)
         undo = [(watch, watch.put(taken)) for watch, taken in self.watches]
         now = [(value, take_state(value)) for value, _ in self.states] if self.states else ()
         for value, state in self.states:
@@ -211,6 +208,17 @@ class Call:
                 put_state(value, state)
             for watch, before in undo:
                 watch.put_back(before)
+            self.check_modules(region)
+
+    def check_modules(self, region: str) -> None:
+        """Raise if a parameter or buffer was modified since the call. After a replay, when they are at hand, this is quick.
+
+        Raises:
+            InputChangedError: names it.
+        """
+        for watch, taken in self.watches:
+            if not still_as(taken):
+                _raise_if_changed(region, watch, taken)
 
     def names_of(self, place: Place) -> list[str]:
         """What the user calls an argument: ``x``, ``batch['mask']``."""

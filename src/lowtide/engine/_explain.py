@@ -54,7 +54,7 @@ def explain(region: Any) -> tuple[Guard, ...]:
     >>> for guard in explain(torch.nn.Identity()):
     ...     print(guard.name)
     Traceback (most recent call last):
-    lowtide.errors.InvalidInputError: explain needs a region: what checkpoint or install returned, or a module with one installed; not Identity
+    lowtide.errors.InvalidInputError: explain needs a region: ... not Identity
     """
     module, profile = _parts_of(region)
     guards = [
@@ -83,7 +83,8 @@ def _of_module(watch: Watch) -> list[Guard]:
         guards.append(_timed(f"attributes {names}", "a call changes them", lambda: take_attributes(watch.changed)))
     if watch.states:
         kinds = ", ".join(type(value).__name__ for value in watch.states)
-        guards.append(_timed(f"generators held by the modules ({kinds})", "a call draws from them", lambda: [*map(take_state, watch.states)]))
+        held = f"generators held by the modules ({kinds})"
+        guards.append(_timed(held, "a call draws from them", lambda: [*map(take_state, watch.states)]))
     return guards
 
 
@@ -95,7 +96,7 @@ def _parts_of(region: Any) -> tuple[nn.Module | None, Profile]:
     wrapped = getattr(region, "__wrapped__", None)
     if wrapped is None or not hasattr(region, "__lowtide_region__"):
         kind = type(region).__name__
-        raise InvalidInputError(f"explain needs a region: what checkpoint or install returned, or a module with one installed; not {kind}")
+        raise InvalidInputError(f"explain needs a region: what checkpoint or install returned, or a module that has one; not {kind}")
     owner = wrapped if isinstance(wrapped, nn.Module) else getattr(wrapped, "__self__", None)
     return owner if isinstance(owner, nn.Module) else None, profile_of(wrapped)
 

@@ -40,8 +40,8 @@ class Frame:
     """
 
     __slots__ = (
-        "__weakref__", "_around", "_copied", "_lock", "_made", "_strange", "broken", "calls", "entered_at", "hashes", "held", "inputs", "region",
-        "running", "sites", "slots",
+        "__weakref__", "_around", "_copied", "_lock", "_made", "_strange", "broken", "calls", "entered_at", "hashes", "held", "inputs",
+        "region", "running", "sites", "slots",
     )  # fmt: skip
 
     def __init__(self, region: Region) -> None:

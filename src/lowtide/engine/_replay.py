@@ -22,6 +22,7 @@ from lowtide.engine._slot import Slot, gone
 from lowtide.engine._thread import Mismatch, StopReplay, state
 from lowtide.engine._tree import tensors_in
 from lowtide.engine._values import hash_of, same_hash
+from lowtide.errors import InputChangedError
 
 if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
@@ -52,6 +53,9 @@ def replay(frame: Frame, wanted: Slot) -> None:
                 _fill(frame, missing)
         else:
             _fill(frame, missing)
+    except InputChangedError:
+        frame.drop_values()
+        raise
     except Mismatch as mismatch:
         from lowtide.engine._diagnosis import explain_mismatch
 

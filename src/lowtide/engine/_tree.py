@@ -250,7 +250,8 @@ def _take_other_list(value: list[Any]) -> Taken:
 
 def _take_other_tuple(value: tuple[Any, ...]) -> Taken:
     cls = type(value)
-    make: Any = cls if hasattr(cls, "n_fields") else functools.partial(tuple.__new__, cls)
+    new: Any = tuple.__new__
+    make: Any = cls if hasattr(cls, "n_fields") else functools.partial(new, cls)
     return Box(make, None), list(tuple.__iter__(value))
 
 
@@ -264,7 +265,7 @@ def take_object(value: Any) -> Taken:
         for name, part in zip(names, parts, strict=False):
             object.__setattr__(made, name, part)
 
-    return Box(lambda _: cls.__new__(cls), fill), [*(getattr(value, name) for name in names), _attributes(value)]
+    return Box(lambda _: object.__new__(cls), fill), [*(getattr(value, name) for name in names), _attributes(value)]
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:

@@ -46,8 +46,8 @@ class Watch:
     """
 
     __slots__ = (
-        "_dicts", "_hooked", "_moody", "_own", "_paths", "_sharded", "_tables", "audited", "changed", "modules", "names", "states", "trainable",
-        "trainings", "written",
+        "_dicts", "_hooked", "_moody", "_own", "_paths", "_sharded", "_tables", "audited", "changed", "modules", "names", "states",
+        "trainable", "trainings", "written",
     )  # fmt: skip
 
     def __init__(self, root: nn.Module) -> None:
