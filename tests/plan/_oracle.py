@@ -54,7 +54,8 @@ def occurrence(trace: StepTrace, calls: list[int]) -> dict:
         slot, freed = trace.saved[j], trace.storages[trace.saved[j].storage].freed
         never = slot.used is None
         alive_anyway = not never if before is None else freed > before or (not never and slot.used < before)
-        if not alive_anyway:
+        saved_later = before is not None and slot.position > before
+        if not alive_anyway and not saved_later:
             dropped.append(j)
     needed = [j for j in dropped if before is not None and trace.saved[j].used is not None]
     last = max([trace.saved[j].position for j in needed], default=0)

@@ -216,6 +216,32 @@ def test_a_module_that_calls_itself_is_replayed_with_its_outermost_call() -> Non
     assert told(simulate(w.trace(), recompute(("m",)))) == ["f0", "f1", "f2", "r0", "r1", "b3"]
 
 
+def test_what_a_region_saves_after_a_backward_of_its_own_is_kept() -> None:
+    # Inside b: op 0 saves a, op 1 frees it, op 2 is a backward that wants a, op 3 saves c; op 5 wants c.
+    w = Writer()
+    w.enter("b", [])
+    w.op()
+    a = w.new(1 * MB)
+    first = w.save(a)
+    w.free(a)
+    w.op()
+    w.use(first)
+    w.op(phase=Phase.BACKWARD)
+    w.release(first)
+    w.op()
+    c = w.new(2 * MB)
+    second = w.save(c)
+    w.free(c)
+    w.leave([])
+    w.op()
+    w.use(second)
+    w.op(phase=Phase.BACKWARD)
+    w.release(second)
+    result = simulate(w.trace(), recompute(("b",)))
+    assert told(result) == ["f0", "f1", "r0", "b2", "f3", "f4", "b5"]
+    assert megabytes(result) == [1, 0, 1, 1, 2, 2, 2]
+
+
 def test_a_saved_tensor_that_backward_never_asks_for_is_dropped_for_good() -> None:
     w = Writer()
     w.enter("b", [])

@@ -100,24 +100,24 @@ class TraceIndex:
         return found
 
     @cached_property
-    def born_at(self) -> Ints:
-        """Storages that an op of the step allocated, in order of birth."""
+    def _storages_by_birth(self) -> tuple[Ints, Ints]:
         order = np.argsort(self.born, kind="stable")
-        return order[~self.resident[order]]
+        order = order[~self.resident[order]]
+        return order, self.born[order]
 
     @cached_property
-    def _slots_by_call(self) -> Ints:
-        return np.argsort(self.slot_call, kind="stable")
+    def _slots_by_call(self) -> tuple[Ints, Ints]:
+        order = np.argsort(self.slot_call, kind="stable")
+        return order, self.slot_call[order]
 
     def slots_of_call(self, call: int) -> Ints:
         """Tensors that were saved in a call or in a call inside it."""
-        order = self._slots_by_call
-        low, high = np.searchsorted(self.slot_call[order], [call, self.call_stop[call]])
+        order, calls = self._slots_by_call
+        low, high = np.searchsorted(calls, [call, self.call_stop[call]])
         return order[low:high]
 
     def storages_born_in(self, ops: Ints) -> Ints:
         """Storages that one of these ops (ascending) allocated, in order of birth."""
-        born = self.born[self.born_at]
+        order, born = self._storages_by_birth
         low, high = np.searchsorted(born, [ops[0], ops[-1] + 1]) if len(ops) else (0, 0)
-        near = self.born_at[low:high]
-        return near[np.isin(self.born[near], ops)]
+        return order[low:high][np.isin(born[low:high], ops)]

@@ -181,11 +181,14 @@ def _first_need(index: TraceIndex, slots: Ints) -> int:
 
 
 def _dropped(index: TraceIndex, slots: Ints, before: int) -> Ints:
-    """Without those that are alive anyway, at the replay or when they were asked for earlier."""
+    """Without those that are alive anyway, at the replay or when they were asked for earlier.
+
+    Where a region calls backward itself, what it saves after that call is kept: the replay comes too early for it.
+    """
     used, freed = index.used[slots], index.freed[index.slot_storage[slots]]
     if before == NEVER:
         return ints(slots[used == NEVER])
-    return ints(slots[(freed <= before) & ((used == NEVER) | (used >= before))])
+    return ints(slots[(freed <= before) & ((used == NEVER) | (used >= before)) & (index.position[slots] <= before)])
 
 
 def _ops_to_run(index: TraceIndex, member_ops: Ints, needed: Ints, before: int) -> Ints:
@@ -194,9 +197,11 @@ def _ops_to_run(index: TraceIndex, member_ops: Ints, needed: Ints, before: int) 
 
 
 def _kept_until(index: TraceIndex, born: Ints, needed: Ints) -> Ints:
-    until = np.full(len(index.born), NEVER, dtype=np.int64)
-    np.maximum.at(until, index.slot_storage[needed], index.released[needed])
-    return until[born]
+    by_storage = np.argsort(born)
+    places = by_storage[np.searchsorted(born[by_storage], index.slot_storage[needed])]
+    until = np.full(len(born), NEVER, dtype=np.int64)
+    np.maximum.at(until, places, index.released[needed])
+    return until
 
 
 def _inputs(index: TraceIndex, calls: tuple[int, ...]) -> Ints:
