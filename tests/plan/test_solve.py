@@ -80,9 +80,9 @@ def test_no_regions_where_the_step_fits_as_it_is() -> None:
 
 
 def test_a_plan_says_what_it_was_made_from() -> None:
-    trace = dataclasses.replace(chain(6), fingerprint="abc", device="cuda:1")
+    trace = dataclasses.replace(chain(6), fingerprint="abc", device="cuda:1", torch_version="2.13.0")
     plan = solve(trace, 60 * MB)
-    assert (plan.fingerprint, plan.device, plan.budget_bytes) == ("abc", "cuda:1", 60 * MB)
+    assert (plan.fingerprint, plan.device, plan.torch_version, plan.budget_bytes) == ("abc", "cuda:1", "2.13.0", 60 * MB)
     judged = simulate(trace, plan)
     assert (plan.predicted_peak_bytes, plan.predicted_step_s, plan.predicted_replay_s) == (
         judged.peak_bytes,

@@ -178,6 +178,7 @@ class _Search:
             status=OPTIMAL if gap is not None and gap <= _GAP_OF_OPTIMAL else FEASIBLE,
             gap=gap,
             device=self.index.trace.device,
+            torch_version=self.index.trace.torch_version,
         )
 
 
