@@ -2,6 +2,9 @@
 
 Imports are read from the syntax tree, those inside functions included, so nothing is imported to find out.
 Imports under ``if TYPE_CHECKING`` count as well: what a package may know of does not depend on when it runs.
+
+``explain`` stands right below ``plan``: it reads traces and plays plans through with ``simulate``, and needs nothing else, so a
+trace can be explained where there is no torch.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ ORDER = (
     "records",
     "workload",
     "plan",
+    "explain",
     "_torch_private",
     "engine",
     "torch_compat",
@@ -38,7 +42,7 @@ ORDER = (
 )
 BESIDE_THE_ORDER = {"workloads": ("workload",)}
 MAY_IMPORT_WORKLOADS = ("cli",)
-STRANGERS = {"engine": ("plan",)}
+STRANGERS = {"engine": ("plan", "explain")}
 ENTRY_POINTS = ("__init__", "__main__")
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -121,12 +125,12 @@ def test_a_package_imports_only_what_stands_above_it() -> None:
 
 
 def test_plan_names_no_torch() -> None:
-    files = [file for file in FILES if unit_of(file) in ("plan", "errors", "units", "records")]
+    files = [file for file in FILES if unit_of(file) in ("plan", "explain", "errors", "units", "records")]
     assert [f"{file.name}:{line}" for file in files for line, name in imported_modules(file) if name.split(".")[0] == "torch"] == []
 
 
 def test_plan_is_imported_where_there_is_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import lowtide.plan"
+    code = "import sys; sys.modules['torch'] = None; import lowtide.plan, lowtide.explain"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={"PYTHONPATH": str(SRC)})
     assert done.returncode == 0, done.stderr
 
