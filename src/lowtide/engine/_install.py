@@ -98,9 +98,9 @@ class InstalledForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
         assert module is not None
-        target: Callable[..., Any] = self.before or type(module).forward.__get__(module)
         if not torch.is_grad_enabled() or not self.segment.enabled:
-            return target(*args, **kwargs)
+            return type(module).forward(module, *args, **kwargs) if self.before is None else self.before(*args, **kwargs)
+        target: Callable[..., Any] = self.before or type(module).forward.__get__(module)
         return self.segment.run(self.member, target, module, args, kwargs)
 
     @property
