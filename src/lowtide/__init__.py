@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec as _find_spec
 
+from lowtide import explain
 from lowtide.errors import (
     AlreadyAppliedError,
     BudgetError,
@@ -32,7 +33,7 @@ if _find_spec("torch") is not None:
     from lowtide import torch_compat
     from lowtide._fit import FitResult, fit
     from lowtide.engine import checkpoint, is_replaying, once, original_only, register_state
-    from lowtide.measure import Measurement
+    from lowtide.measure import Comparison, Measurement, MemoryWatch, measure, memory_watch
     from lowtide.policy import Handle, apply, fingerprint
     from lowtide.trace import trace
     from lowtide.verify import Verification
@@ -41,6 +42,7 @@ __all__ = [
     "AlreadyAppliedError",
     "Budget",
     "BudgetError",
+    "Comparison",
     "Decision",
     "FitResult",
     "Handle",
@@ -49,6 +51,7 @@ __all__ = [
     "InvalidInputError",
     "LowtideError",
     "Measurement",
+    "MemoryWatch",
     "MissingExtraError",
     "Plan",
     "PlanError",
@@ -65,9 +68,12 @@ __all__ = [
     "Workload",
     "apply",
     "checkpoint",
+    "explain",
     "fingerprint",
     "fit",
     "is_replaying",
+    "measure",
+    "memory_watch",
     "once",
     "original_only",
     "register_state",

@@ -86,6 +86,19 @@ def running_node_name() -> str:
     return "" if node is None else node.name()
 
 
+next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
+"""The number that the next backward node of this thread gets."""
+
+# A mark for the profiler, without the cost of record_function in Python.
+FastMark: Callable[[str], Any] = torch._C._profiler._RecordFunctionFast
+
+
+def running_sequence_number() -> int | None:
+    """The number of the backward node that is running."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
 def fix_weakly_held(tensor: torch.Tensor) -> None:
     """To be called on what a weak reference gave: if only C++ still owned it, it has to be told that Python owns it again."""
     tensor._fix_weakref()  # type: ignore[attr-defined]
@@ -151,3 +164,21 @@ def storage_key(tensor: torch.Tensor) -> int:
 def use_counts(tensor: torch.Tensor) -> tuple[int, int]:
     """How many references in C++ hold this tensor, and how many tensors hold its storage."""
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+def attach_out_of_memory_observer(callback: Callable[[int, int, int, int], None]) -> None:
+    """Have the CUDA allocator call ``callback(device, asked, allocated, free)``, in bytes, when it is about to fail; for good."""
+    torch._C._cuda_attach_out_of_memory_observer(callback)  # type: ignore[attr-defined]
+
+
+def record_allocations(enabled: bool) -> None:
+    """Whether the CUDA allocator notes, for each block, the Python lines that asked for it."""
+    if enabled:
+        torch.cuda.memory._record_memory_history("state", context="alloc", stacks="python")
+    else:
+        torch.cuda.memory._record_memory_history(None)
+
+
+def allocator_snapshot() -> list[dict[str, Any]]:
+    """The segments of the CUDA allocator with their blocks, as they are now."""
+    return list(torch.cuda.memory._snapshot()["segments"])

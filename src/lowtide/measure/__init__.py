@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from lowtide.measure._free import free_bytes
-from lowtide.measure._measurement import Measurement
+from lowtide.measure._measure import measure
+from lowtide.measure._measurement import Comparison, Measurement
+from lowtide.measure._out_of_memory import MemoryWatch, memory_watch
 from lowtide.measure._peak import peak_bytes
 from lowtide.measure._timing import Times, ratio, time_in_turns
 
-__all__ = ["Measurement", "Times", "free_bytes", "peak_bytes", "ratio", "time_in_turns"]
+__all__ = [
+    "Comparison",
+    "Measurement",
+    "MemoryWatch",
+    "Times",
+    "free_bytes",
+    "measure",
+    "memory_watch",
+    "peak_bytes",
+    "ratio",
+    "time_in_turns",
+]
