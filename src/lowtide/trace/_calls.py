@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from lowtide._torch_private import in_backward
 from lowtide.records import Call, Category
 from lowtide.trace._storages import StorageTable
 
@@ -21,6 +22,7 @@ class _Row:
     parent: int | None
     start: int
     inputs: tuple[int, ...]
+    replayed: bool
     end: int | None = None
     outputs: tuple[int, ...] = ()
 
@@ -44,6 +46,11 @@ class CallTable:
         """Index of the innermost running call."""
         return self._stack[-1] if self._stack else None
 
+    @property
+    def is_replay(self) -> bool:
+        """Whether the innermost running call was entered in backward: somebody runs a forward again."""
+        return bool(self._stack) and self._rows[self._stack[-1]].replayed
+
     def watch(self, model: nn.Module) -> None:
         """Install the hooks on every module of ``model``."""
         for path, module in model.named_modules():
@@ -57,7 +64,8 @@ class CallTable:
 
     def _enter(self, path: str) -> Callable[..., None]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._rows.append(_Row(path, type(module).__name__, self.current, self._clock(), self._storages_of((args, kwargs))))
+            inputs = self._storages_of((args, kwargs))
+            self._rows.append(_Row(path, type(module).__name__, self.current, self._clock(), inputs, in_backward()))
             self._stack.append(len(self._rows) - 1)
 
         return enter

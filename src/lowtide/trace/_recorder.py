@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,15 +15,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lowtide._torch_private import in_backward
-from lowtide.errors import StepError
+from lowtide.engine import is_replaying
 from lowtide.policy import fingerprint
-from lowtide.records import Category, Op, Phase, StepTrace
+from lowtide.records import MEASURED, Category, Phase, StepTrace
 from lowtide.trace._accumulation import Accumulation
 from lowtide.trace._calls import CallTable
+from lowtide.trace._counting import Counting
+from lowtide.trace._execution import Execution
+from lowtide.trace._keep import Keep
+from lowtide.trace._objects import live_tensors
+from lowtide.trace._op_table import OpTable
+from lowtide.trace._ops import OpFacts, facts_of, tensors_in
 from lowtide.trace._saved import SavedTable
 from lowtide.trace._source import source_line
 from lowtide.trace._storages import StorageTable
-from lowtide.trace._workspace import workspace_for
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -34,23 +37,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         model: the model that the step trains.
         optimizers: those that update it.
-        device: the device whose bytes are counted.
+        counting: whose bytes are counted, and how.
+        execution: runs the ops.
+        keep: how saved tensors are kept meanwhile.
+        stand_in: what is recorded in a tensor's place.
     """
 
-    def __init__(self, model: nn.Module, optimizers: list[Optimizer], device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: list[Optimizer],
+        counting: Counting,
+        execution: Execution,
+        keep: Keep,
+        stand_in: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         """Prepare to record a step."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._model, self._optimizers, self._device = model, optimizers, device
-        self._ops: list[Op] = []
-        # Storages that each op returned; None for one that is recorded as done in place, though it was not.
-        self._births: list[tuple[int, ...] | None] = []
+        self._model, self._optimizers, self._counting, self._execution = model, optimizers, counting, execution
         self._paused = self._in_optimizer = False
-        self._storages = StorageTable(device, self._clock)
+        self._ops = OpTable()
+        self._storages = StorageTable(counting, self._clock, stand_in)
         self._calls = CallTable(self._storages, self._clock)
-        self._saved = SavedTable(self._storages, self._clock, lambda: self._calls.current, self._pause)
-        self._workspace = workspace_for(device)
+        self._saved = SavedTable(self._storages, self._clock, lambda: self._calls.current, self._pause, keep)
         self._accumulation = Accumulation()
-        self._gradients: list[torch.utils.hooks.RemovableHandle] = []
 
     def _clock(self) -> int:
         return len(self._ops)
@@ -63,25 +73,32 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._paused = before
 
-    def record(self, step: Callable[[], object]) -> StepTrace:
+    def record(self, step: Callable[[], object], timing: str = MEASURED) -> StepTrace:
         """Run ``step`` once and return its trace.
+
+        Args:
+            step: what to record.
+            timing: where the execution's times come from.
 
         Raises:
             Exception: whatever the step raises.
         """
         self._enter_residents()
         with ExitStack() as stack:
+            stack.enter_context(no_collection())
             stack.callback(self._storages.close)
             stack.callback(self._calls.unwatch)
             self._calls.watch(self._model)
             self._watch_phases(stack)
-            stack.enter_context(self._workspace)
+            stack.enter_context(self._execution)
             stack.enter_context(self._saved.hooks())
             with self:
                 step()
             self._mark_optimizer_state()
             storages, saved, calls = self._storages.records(), self._saved.records(), self._calls.records()
-        return StepTrace(self._with_workspaces(), storages, saved, calls, fingerprint(self._model), str(self._device))
+        ops = self._ops.records(self._execution.seconds(), self._execution.peaks(), self._storages.bytes_born_at)
+        about = (fingerprint(self._model), str(self._counting.device), torch.__version__, self._execution.is_fake, timing)
+        return StepTrace(ops, storages, saved, calls, *about)
 
     def _enter_residents(self) -> None:
         # Reading .grad makes the Python object by which a gradient that only autograd ever touched is found as live.
@@ -117,66 +134,48 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _phase(self) -> Phase:
         if in_backward():
-            return Phase.BACKWARD
+            return Phase.REPLAY if is_replaying() or self._calls.is_replay else Phase.BACKWARD
         # Optimizers update without recording gradients; a closure that they call records them.
         return Phase.OPTIMIZER if self._in_optimizer and not torch.is_grad_enabled() else Phase.FORWARD
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run one op and note it."""
         kwargs = kwargs or {}
-        if self._paused or func.namespace == "profiler":
+        facts = facts_of(func)
+        if self._paused or not facts.recorded:
             return func(*args, **kwargs)
+        return self._noted(facts, func, args, kwargs)
+
+    def _noted(self, facts: OpFacts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         phase = self._phase()
-        inside = Category.ACTIVATION if phase is Phase.FORWARD else Category.TEMPORARY
-        reads = self._rows_of((args, kwargs), inside)
-        writes = self._rows_of(_written(func, args, kwargs), inside)
+        runs_forward = phase is Phase.FORWARD or phase is Phase.REPLAY
+        inside = Category.ACTIVATION if runs_forward else Category.TEMPORARY
+        read = tensors_in(args) + tensors_in(kwargs.values()) if kwargs else tensors_in(args)
+        reads = self._rows_of(read, inside)
+        writes = self._rows_of(facts.written_tensors(args, kwargs), inside) if facts.written else ()
         in_place = self._accumulation.is_in_place(func, args)
-        out, seconds = self._timed(func, args, kwargs)
+        del read
+        out = self._execution.run(func, args, kwargs)
         if in_place:
             self._storages.move(args[0], out)
-        self._births.append(None if in_place else self._rows_of(out, inside))
-        random = torch.Tag.nondeterministic_seeded in func.tags
-        source = source_line() if phase is Phase.FORWARD else ""
-        self._ops.append(Op(str(func), phase, self._calls.current, source, seconds, 0, random, reads, writes))
+        births = None if in_place else self._rows_of(tensors_in((out,)), inside)
+        source = source_line() if runs_forward else ""
+        self._ops.add(facts, phase, self._calls.current, source, reads, writes, births)
         return out
 
-    def _timed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
-        self._synchronize()
-        with self._workspace.around():
-            start = time.perf_counter()
-            out = func(*args, **kwargs)
-            self._synchronize()
-            return out, time.perf_counter() - start
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-    def _rows_of(self, tree: Any, category: Category) -> tuple[int, ...]:
-        indices = (self._storages.index(leaf, category) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-        return tuple(dict.fromkeys(index for index in indices if index is not None))
-
-    def _with_workspaces(self) -> tuple[Op, ...]:
-        peaks = self._workspace.peaks()
-        if len(peaks) != len(self._ops):
-            raise StepError(f"{len(self._ops)} ops ran but the profiler saw {len(peaks)}: a step that is traced must not run a profiler")
-        used = (self._bytes_used(index, peak) for index, peak in enumerate(peaks))
-        return tuple(replace(op, workspace_bytes=workspace) for op, workspace in zip(self._ops, used, strict=True))
-
-    def _bytes_used(self, op: int, peak_bytes: int) -> int:
-        """Of what was allocated at most while an op ran, what it did not return."""
-        births = self._births[op]
-        return 0 if births is None else max(0, peak_bytes - self._storages.bytes_born_at(op, births))
+    def _rows_of(self, tensors: list[torch.Tensor], category: Category) -> tuple[int, ...]:
+        index = self._storages.index
+        rows = [index(tensor, category) for tensor in tensors]
+        return tuple(dict.fromkeys(row for row in rows if row is not None))
 
 
-def live_tensors() -> list[torch.Tensor]:
-    """Every tensor that a Python object stands for."""
-    return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), torch.Tensor)]
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    written = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written.append(args[position] if position < len(args) else kwargs.get(argument.name))
-    return written
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without the cyclic garbage collector: a trace makes many objects, and what it collects when is no matter of the step."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

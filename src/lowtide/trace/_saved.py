@@ -17,9 +17,13 @@ from typing import Any
 
 import torch
 
-from lowtide._torch_private import running_node_name
+from lowtide._torch_private import FakeTensor, running_node_name
 from lowtide.records import Category, SavedTensor
+from lowtide.trace._keep import Keep
 from lowtide.trace._storages import StorageTable
+
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
+"""Types of which nothing is lost when a tensor is made anew on a copy of its storage."""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class _Row:
     call: int | None
     position: int
     copy: int | None
+    dtype: torch.dtype
+    shape: tuple[int, ...]
     used: int | None = None
     released: int | None = None
     node: str = ""
@@ -37,10 +43,10 @@ class _Row:
 class _Copy:
     """The tracer's copy of a storage, shared by all tensors saved on it at one version."""
 
-    __slots__ = ("__weakref__", "index", "storage")
+    __slots__ = ("__weakref__", "get", "index")
 
-    def __init__(self, storage: torch.UntypedStorage, index: int) -> None:
-        self.storage, self.index = storage, index
+    def __init__(self, get: Callable[[], torch.UntypedStorage], index: int) -> None:
+        self.get, self.index = get, index
 
 
 class _Slot:
@@ -63,18 +69,26 @@ class SavedTable:
         clock: the number of ops that have run.
         current_call: index of the innermost module call, if any.
         paused: a context in which ops are not recorded.
+        keep: makes the copies.
     """
 
     def __init__(
-        self, storages: StorageTable, clock: Callable[[], int], current_call: Callable[[], int | None], paused: Callable[[], Any]
+        self,
+        storages: StorageTable,
+        clock: Callable[[], int],
+        current_call: Callable[[], int | None],
+        paused: Callable[[], Any],
+        keep: Keep,
     ) -> None:
         """Start an empty table."""
+        self._keep = keep
         self._storages, self._clock, self._current_call, self._paused = storages, clock, current_call, paused
         self._rows: list[_Row] = []
         self._copies: weakref.WeakValueDictionary[tuple[int, int], _Copy] = weakref.WeakValueDictionary()
         self._copy_count = 0
-        self._copy_died: dict[int, int] = {}
-        self._watches: list[weakref.ref[torch.UntypedStorage]] = []
+        # By copy that was handed to backward: when the storage that it got died, None while it is alive.
+        self._copy_died: dict[int, int | None] = {}
+        self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
         """The context under which saved tensors are recorded."""
@@ -85,12 +99,13 @@ class SavedTable:
         if storage is None:
             return tensor
         source, copy = self._source(tensor, storage)
-        self._rows.append(_Row(storage, tensor.numel() * tensor.element_size(), self._current_call(), self._clock(), copy))
+        size = tensor.numel() * tensor.element_size()
+        self._rows.append(_Row(storage, size, self._current_call(), self._clock(), copy, tensor.dtype, tuple(tensor.shape)))
         return _Slot(len(self._rows) - 1, source, self._release)
 
     def _source(self, tensor: torch.Tensor, storage: int) -> tuple[Callable[[], torch.Tensor], int | None]:
         """How to get the tensor back, and the index of the copy that this needs."""
-        if self._storages.is_resident(storage) or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if self._storages.is_resident(storage) or type(tensor) not in PLAIN_TENSORS:
             return (lambda: tensor), None
         copy = self._copies.get((storage, tensor._version))
         if copy is None:
@@ -99,19 +114,25 @@ class SavedTable:
         device = tensor.device
 
         def rebuild() -> torch.Tensor:
-            return torch.empty(0, dtype=dtype, device=device).set_(copy.storage, offset, size, stride)
+            return torch.empty(0, dtype=dtype, device=device).set_(self._handed_out(copy, storage), offset, size, stride)
 
         return rebuild, copy.index
 
     def _new_copy(self, tensor: torch.Tensor, storage: int) -> _Copy:
         with self._paused(), torch.no_grad():
-            copied = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
-        copy = _Copy(copied, self._copy_count)
+            copy = _Copy(self._keep(tensor.untyped_storage()), self._copy_count)
         self._copy_count += 1
         self._copies[storage, tensor._version] = copy
-        self._storages.alias(copied, storage)
-        self._watches.append(weakref.ref(copied, partial(self._copy_gone, copied._cdata, copy.index)))
         return copy
+
+    def _handed_out(self, copy: _Copy, storage: int) -> torch.UntypedStorage:
+        """The contents of a copy, on their way to backward: from now on they stand for the storage that was saved."""
+        found = copy.get()
+        if found._cdata not in self._watches:
+            self._storages.alias(found, storage)
+            self._watches[found._cdata] = weakref.ref(found, partial(self._copy_gone, found._cdata, copy.index))
+            self._copy_died[copy.index] = None
+        return found
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         if not isinstance(packed, _Slot):
@@ -127,6 +148,7 @@ class SavedTable:
 
     def _copy_gone(self, key: int, index: int, _: object) -> None:
         self._copy_died[index] = self._clock()
+        self._watches.pop(key, None)
         self._storages.drop_alias(key)
 
     def records(self) -> tuple[SavedTensor, ...]:
@@ -142,8 +164,9 @@ class SavedTable:
             if row.copy is not None and released[last.setdefault(row.copy, index)] <= released[index]:
                 last[row.copy] = index
         for copy, index in last.items():
-            released[index] = max(released[index], self._copy_died.get(copy, end))
+            died = self._copy_died.get(copy, 0)
+            released[index] = max(released[index], end if died is None else died)
         return tuple(
-            SavedTensor(row.storage, row.bytes, row.call, row.position, row.used, gone, row.node)
-            for row, gone in zip(self._rows, released, strict=True)
+            SavedTensor(r.storage, r.bytes, r.call, r.position, r.used, gone, r.node, str(r.dtype).removeprefix("torch."), r.shape)
+            for r, gone in zip(self._rows, released, strict=True)
         )

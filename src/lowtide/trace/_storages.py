@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from lowtide.records import Category, Storage
+from lowtide.trace._counting import Counting
 
 
 @dataclass(slots=True)
@@ -29,14 +30,16 @@ class StorageTable:
     """Storages by index, in order of first sight.
 
     Args:
-        device: only bytes on this device count; storages elsewhere are rows of zero bytes.
+        counting: how bytes are counted; storages on other devices are rows of zero bytes.
         clock: the number of ops that have run.
+        stand_in: what is entered in a tensor's place.
     """
 
-    def __init__(self, device: torch.device, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, counting: Counting, clock: Callable[[], int], stand_in: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> None:
         """Start an empty table."""
-        self._device = device
-        self._clock = clock
+        self._counting, self._clock, self._stand_in = counting, clock, stand_in
         self._rows: list[_Row] = []
         self._index: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -47,24 +50,27 @@ class StorageTable:
         for tensor in filter(_has_storage, tensors):
             storage = tensor.untyped_storage()
             # The address of one that dies untouched is used again: it must not vouch for its successor.
-            self._at_start[storage._cdata] = weakref.ref(storage, partial(self._gone_from_start, storage._cdata))
+            gone = partial(self._gone_from_start, storage._cdata, self._counting.size(tensor))
+            self._at_start[storage._cdata] = weakref.ref(storage, gone)
 
     def index(self, tensor: torch.Tensor, category: Category) -> int | None:
         """Row of the tensor's storage, entered under ``category`` when it is new; ``None`` if it has none."""
         if not _has_storage(tensor):
             return None
+        if self._stand_in is not None:
+            tensor = self._stand_in(tensor)
         storage = tensor.untyped_storage()
         key = storage._cdata
         found = self._index.get(key)
-        return self._enter(storage, key, category) if found is None else found
+        return self._enter(tensor, storage, category) if found is None else found
 
-    def _enter(self, storage: torch.UntypedStorage, key: int, category: Category) -> int:
+    def _enter(self, tensor: torch.Tensor, storage: torch.UntypedStorage, category: Category) -> int:
         index = len(self._rows)
-        resident = key in self._at_start
+        resident = storage._cdata in self._at_start
         if resident and category in (Category.ACTIVATION, Category.TEMPORARY):
             category = Category.INPUT
         born = 0 if resident else self._clock()
-        self._rows.append(_Row(self._size(storage), category, born, None, resident))
+        self._rows.append(_Row(self._counting.size(tensor), category, born, None, resident))
         self._watch(storage, index)
         return index
 
@@ -104,8 +110,9 @@ class StorageTable:
         return self._rows[index].resident
 
     def bytes_born_at(self, op: int, rows: Iterable[int]) -> int:
-        """Bytes of those rows that op ``op`` allocated."""
-        return sum(self._rows[row].bytes for row in set(rows) if self._rows[row].born == op and not self._rows[row].resident)
+        """Bytes of those rows, each named once, that op ``op`` allocated."""
+        found = (self._rows[row] for row in rows)
+        return sum(row.bytes for row in found if row.born == op and not row.resident)
 
     def records(self) -> tuple[Storage, ...]:
         """The rows as records; what is still alive outlives the step."""
@@ -117,20 +124,17 @@ class StorageTable:
         self._watches.clear()
         self._at_start.clear()
 
-    def _gone_from_start(self, key: int, _: object) -> None:
-        self._at_start.pop(key, None)
+    def _gone_from_start(self, key: int, size: int, _: object) -> None:
+        # Once an op has touched it, it has a row; ``_freed``, which is told of the same death, has then been here or will be.
+        if self._at_start.pop(key, None) is not None and key not in self._index:
+            # No op touched it, but the step let go of it: state that each step replaces, such as a module's last output.
+            self._rows.append(_Row(size, Category.INPUT, 0, self._clock(), True))
 
     def _freed(self, key: int, index: int) -> None:
         self._rows[index].freed = self._clock()
         self._index.pop(key, None)
         self._watches.pop(key, None)
         self._at_start.pop(key, None)
-
-    def _size(self, storage: torch.UntypedStorage) -> int:
-        if storage.device != self._device:
-            return 0
-        # The CUDA caching allocator hands out blocks of 512 bytes.
-        return storage.nbytes() if self._device.type != "cuda" else -(-storage.nbytes() // 512) * 512
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,38 @@
+"""How the bytes of a tensor are counted: which device's, and in what sizes its allocator hands them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_CUDA_BLOCK_BYTES = 512
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Whose bytes count.
+
+    Attributes:
+        device: the device that the trace is about.
+        lives_on: the device that its tensors say they are on: ``device`` itself, or one that stands in for it.
+    """
+
+    device: torch.device
+    lives_on: torch.device
+
+    @staticmethod
+    def on(device: torch.device) -> Counting:
+        """Count what lives on this device."""
+        return Counting(device, device)
+
+    def size(self, tensor: torch.Tensor) -> int:
+        """Bytes of the tensor's storage, rounded up to what the allocator hands out; 0 for one that lives elsewhere."""
+        if tensor.device != self.lives_on or self._is_on_the_host(tensor):
+            return 0
+        exact = tensor.untyped_storage().nbytes()
+        return exact if self.device.type != "cuda" else -(-exact // _CUDA_BLOCK_BYTES) * _CUDA_BLOCK_BYTES
+
+    def _is_on_the_host(self, tensor: torch.Tensor) -> bool:
+        """Where one device stands in for two: a fake tensor with a known value is a scalar that the step keeps on the host."""
+        return self.device != self.lives_on and getattr(tensor, "constant", None) is not None

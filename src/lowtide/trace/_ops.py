@@ -1,0 +1,68 @@
+"""What is known of an operator whatever its arguments, looked up once: names and schemas cost more than many a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Those of torch.distributed, in its three spellings.
+_COLLECTIVE = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """The facts.
+
+    Attributes:
+        name: operator with overload.
+        written: position and name of each argument that it changes in place.
+        random: it draws from a generator.
+        collective: it communicates.
+        recorded: it is part of the step, and no mark for a profiler.
+    """
+
+    name: str
+    written: tuple[tuple[int, str], ...]
+    random: bool
+    collective: bool
+    recorded: bool
+
+    def written_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors that a call with these arguments changes."""
+        return tensors_in([args[position] if position < len(args) else kwargs.get(name) for position, name in self.written])
+
+
+_known: dict[Any, OpFacts] = {}
+
+
+def facts_of(func: Any) -> OpFacts:
+    """The facts of an operator."""
+    found = _known.get(func)
+    if found is None:
+        found = _known[func] = _read(func)
+    return found
+
+
+def _read(func: Any) -> OpFacts:
+    arguments = enumerate(func._schema.arguments)
+    written = tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    return OpFacts(str(func), written, random, func.namespace in _COLLECTIVE, func.namespace != "profiler")
+
+
+def tensors_in(tree: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments or results: operators know no containers but lists and tuples."""
+    found: list[torch.Tensor] = []
+    _gather(tree, found)
+    return found
+
+
+def _gather(tree: Iterable[Any], found: list[torch.Tensor]) -> None:
+    for item in tree:
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif type(item) in (list, tuple):
+            _gather(item, found)
