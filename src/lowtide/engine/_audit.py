@@ -109,6 +109,7 @@ class Audit:
             profile.scripts[key] = script
         profile.attention = self._watcher.attention or sys.getprofile() is not None or (profile.attention and watched)
         profile.torch_random = profile.torch_random or self._watcher.random
+        profile.flags.add(call.flags())
         profile.left = frame.region.options.audit_every or sys.maxsize
         for watch, taken in call.watches:
             watch.audited = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +15,11 @@ from lowtide.engine._guards._ambient import Ambient, for_replay, set_ambient, ta
 from lowtide.engine._guards._attributes import Attributes, put_attributes, put_back_attributes, take_attributes
 from lowtide.engine._guards._modules import Taken, Watch, still_as, watch_of
 from lowtide.engine._guards._random import NUMPY, PYTHON, Random, cpu_moved, put_random, take_random
-from lowtide.engine._parts import Place
+from lowtide.engine._parts import Box, Place
 from lowtide.engine._profile import Profile, Script
 from lowtide.engine._state import put_state, take_state
 from lowtide.engine._thread import Mismatch, is_replaying
+from lowtide.engine._tower import TowerMode
 from lowtide.engine._tree import ATOMS, load, places_in, store
 from lowtide.errors import InputChangedError, InvalidInputError
 
@@ -25,19 +27,24 @@ if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
 
 
+_FLAGS = frozenset({bool, str, type(None)})
+
+
 class Held(Place):
     """An input of the frame.
 
     Attributes:
         index: its place in ``Frame.held``.
+        place: its place among all tensors that the member was given.
         version: of the tensor when the call was entered.
         copied: what is held is a copy, for the call writes to the tensor.
     """
 
-    __slots__ = ("copied", "index", "requires_grad", "version")
+    __slots__ = ("copied", "index", "place", "requires_grad", "version")
 
-    def __init__(self, index: int, requires_grad: bool, version: int, copied: bool) -> None:
+    def __init__(self, index: int, place: int, requires_grad: bool, version: int, copied: bool) -> None:
         self.index = index
+        self.place = place
         self.requires_grad = requires_grad
         self.version = version
         self.copied = copied
@@ -46,10 +53,10 @@ class Held(Place):
 class Made(Place):
     """Tensor ``leaf`` of what member ``call`` returned."""
 
-    __slots__ = ("call", "leaf")
+    __slots__ = ("call", "leaf", "version")
 
-    def __init__(self, call: int, leaf: int) -> None:
-        self.call, self.leaf = call, leaf
+    def __init__(self, call: int, leaf: int, version: int) -> None:
+        self.call, self.leaf, self.version = call, leaf, version
 
 
 class Call:
@@ -62,14 +69,15 @@ class Call:
         watches: the modules that it may run, with what they held.
         states: generators and the like, with their state.
         attributes: of modules, that such a call changes, with what they were.
+        audited: it is watched op by op.
         first: how many tensors the frame had saved when it was entered.
         random_end: state of the CPU generator at the end, where another thread may have drawn from it meanwhile.
         script: of an audited call that went the same way, once it is known.
     """
 
     __slots__ = (
-        "_keep", "ambient", "args", "attributes", "deep", "first", "fixed", "kwargs", "profile", "random", "random_end", "script",
-        "states", "target", "watches",
+        "_keep", "ambient", "args", "attributes", "audited", "deep", "first", "fixed", "kwargs", "profile", "random", "random_end",
+        "script", "states", "target", "watches",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +97,7 @@ class Call:
         self.script: Script | None = None
         self.fixed = fixed is not None
         self.deep = False
+        self.audited = False
         self._keep: Callable[[torch.Tensor], Place] | None = frame.keep
         self._take(target, fixed, args, kwargs)
         self.random: Random = take_random()
@@ -193,7 +202,8 @@ class Call:
             if moved:
                 set_ambient(wanted, ambient)
             put_random(self.random)
-            result = self.ambient[0].copy().run(target, *args, **kwargs)
+            with TowerMode() if self.audited else nullcontext():  # type: ignore[no-untyped-call]
+                result = self.ambient[0].copy().run(target, *args, **kwargs)
             if self.random_end is not None and cpu_moved(self.random_end):
                 raise Mismatch(-1, None)
             return result
@@ -219,6 +229,13 @@ class Call:
         for watch, taken in self.watches:
             if not still_as(taken):
                 _raise_if_changed(region, watch, taken)
+
+    def flags(self) -> tuple[Any, ...]:
+        """The arguments and closure variables that say how to go rather than with what: calls that differ in them differ in kind."""
+        given: list[Any] = [*self.args, *self.kwargs.values()]
+        if type(self.target) is Box:
+            given += self.target.parts
+        return tuple(value for value in given if type(value) in _FLAGS)
 
     def names_of(self, place: Place) -> list[str]:
         """What the user calls an argument: ``x``, ``batch['mask']``."""

@@ -31,8 +31,8 @@ class Frame:
         region: what was called.
         calls: the member calls so far; one, unless the region is a segment.
         held: the tensor inputs, cut off from the graph that made them; packed by the hooks around the region where there are any.
+        inputs: every tensor that the member being run was given, in order, with what stands for it.
         slots: for each tensor that autograd saved, in order, its slot, weakly; ``None`` for what was kept as it is.
-        entered_at: how many inputs were held when the last member was entered.
         hashes: of the saved tensors, by place, where their values are to be checked.
         broken: why it cannot be replayed, if so.
         sites: where the tensors were saved that the last member saved, as numbers; not kept for the forward of a module.
@@ -40,7 +40,7 @@ class Frame:
     """
 
     __slots__ = (
-        "__weakref__", "_around", "_copied", "_lock", "_made", "_strange", "broken", "calls", "entered_at", "hashes", "held", "inputs",
+        "__weakref__", "_around", "_copied", "_lock", "_made", "_strange", "broken", "calls", "hashes", "held", "inputs",
         "region", "running", "sites", "slots",
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ class Frame:
         self.region = region
         self.calls: list[Call] = []
         self.held: list[Any] = []
-        self.inputs: dict[int, tuple[torch.Tensor, Held]] = {}
+        self.inputs: dict[int, tuple[torch.Tensor, Held | Made]] = {}
         self.slots: list[weakref.ref[Slot] | None] = []
         self.hashes: dict[int, Any] | None = None
         self.broken = ""
@@ -56,14 +56,12 @@ class Frame:
         self.sites: list[int] = []
         self._strange = False
         self._around = private.top_hooks()
-        self.entered_at = 0
         self._copied: set[int] = set()
         self._lock: threading.RLock | None = None
-        self._made: dict[int, tuple[weakref.ref[torch.Tensor], int, Made]] | None = None
+        self._made: dict[int, tuple[weakref.ref[torch.Tensor], Made]] | None = None
 
     def enter(self, copied: set[int]) -> None:
         """A member is about to be called; ``copied`` are those of its tensors that it writes to."""
-        self.entered_at = len(self.held)
         self._copied = copied
         self._strange = False
         self.sites = []
@@ -76,11 +74,12 @@ class Frame:
         version = -1 if tensor.is_inference() else tensor._version
         if self._made is not None:
             made = self._made.get(id(tensor))
-            if made is not None and made[0]() is tensor and made[1] == version:
-                return made[2]
-        index = len(self.held)
-        copied = bool(self._copied) and index - self.entered_at in self._copied
-        held = Held(index, tensor.requires_grad, version, copied)
+            if made is not None and made[0]() is tensor and made[1].version == version:
+                self.inputs[id(tensor)] = tensor, made[1]
+                return made[1]
+        index, place = len(self.held), len(self.inputs)
+        copied = place in self._copied
+        held = Held(index, place, tensor.requires_grad, version, copied)
         self.inputs[id(tensor)] = (tensor, held)
         if self._around is not None:
             self.held.append(self._pack_around(tensor.detach().clone() if copied else tensor))
@@ -189,14 +188,17 @@ class Frame:
             return tensor, version, region
         if self._around is not None:
             return None
-        known = self.inputs.get(id(tensor))
-        if known is not None and not known[1].copied:
-            return self.held[known[1].index], version, region
-        if base is not None and base._version == version:
-            known = self.inputs.get(id(base))
-            if known is not None and not known[1].copied:
-                return tensor.detach(), version, region
+        known = self._held_as(tensor)
+        if known is not None:
+            return self.held[known.index], version, region
+        if base is not None and base._version == version and self._held_as(base) is not None:
+            return tensor.detach(), version, region
         return None
+
+    def _held_as(self, tensor: torch.Tensor) -> Held | None:
+        """What stands for an input that is held itself: no copy of it, nor what an earlier member makes again."""
+        known = self.inputs.get(id(tensor))
+        return known[1] if known is not None and isinstance(known[1], Held) and not known[1].copied else None
 
     def remember_results(self, result: Any) -> None:
         """Note what a member returned: it need not be held when a later member is given it."""
@@ -204,7 +206,7 @@ class Frame:
         if self._made is None:
             self._made = {}
         for leaf, tensor in enumerate(tensors_in(result)):
-            self._made[id(tensor)] = (weakref.ref(tensor), tensor._version, Made(call, leaf))
+            self._made[id(tensor)] = weakref.ref(tensor), Made(call, leaf, tensor._version)
 
     def joins(self, tensors: list[torch.Tensor]) -> bool:
         """Whether one of these is what an earlier member returned, unchanged."""
@@ -214,9 +216,11 @@ class Frame:
     def leave(self, call: Call) -> None:
         """The call returned: learn from what changed although no audit had seen that it would."""
         self.running = False
-        for tensor, held in self.inputs.values():
-            if held.version >= 0 and not held.copied and tensor._version != held.version:
-                self._give_up_input(tensor, held, call)
+        for place, (tensor, known) in enumerate(self.inputs.values()):
+            if known.version >= 0 and tensor._version != known.version and not (isinstance(known, Held) and known.copied):
+                call.profile.copied.add(place)
+                if isinstance(known, Held):
+                    self._give_up_input(tensor, known)
         self.inputs = {}
         if is_replaying():
             return
@@ -225,7 +229,7 @@ class Frame:
             call.script = None
         call.profile.expected = call.script
         if call.script is None:
-            call.profile.left = 0
+            call.profile.met_stranger()
 
     def key_of(self, call: Call) -> Any:
         """What a call shows of the way it went. A function may do anything each time, so it is the lines that saved something."""
@@ -242,7 +246,7 @@ class Frame:
 
         return note_and_pack
 
-    def _give_up_input(self, tensor: torch.Tensor, held: Held, call: Call) -> None:
+    def _give_up_input(self, tensor: torch.Tensor, held: Held) -> None:
         """Too late for a copy. It must not be held either: it may lead to autograd's nodes, which lead back here."""
         names = [name for known in self.calls for name in known.names_of(held)] or ["?"]
         self.broken = (
@@ -250,7 +254,6 @@ class Frame:
             "later calls are given a copy to replay from"
         )
         self.held[held.index] = None
-        call.profile.copied.add(held.index - self.entered_at)
 
     def close(self) -> None:
         """No member will join any more."""

@@ -28,6 +28,7 @@ def take_function(fn: types.FunctionType) -> Taken | None:
     values = [table[name] for name in names]
     contents = [_content(cell) for cell in cells]
     box = Box(_maker(fn, len(cells), names, values), _filler(table, len(cells), names))
+    box.steady = hasattr(fn, "__lowtide_region__")
     box.labels = [f" (variable {name!r} of {fn.__name__})" for name in (*fn.__code__.co_freevars, *names)]
     return box, [*contents, *values]
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from lowtide import _torch_private as private
+from lowtide.engine._call import Held, Made
 from lowtide.engine._guards._attributes import ABSENT, AttributeKeeper, Direct
 from lowtide.engine._guards._modules import Watch
 from lowtide.engine._guards._random import NUMPY, PYTHON
@@ -21,7 +22,7 @@ from lowtide.engine._state import take_state
 from lowtide.engine._tree import Memo, is_ordinary, mark_mutable, store
 
 if TYPE_CHECKING:
-    from lowtide.engine._call import Call, Held
+    from lowtide.engine._call import Call
     from lowtide.engine._frame import Frame
 
 _LARGEST_COPY_BYTES = 1 << 20
@@ -43,19 +44,24 @@ class Before:
         self._note_storages()
 
     def _note_storages(self) -> None:
-        self._storages: dict[int, list[tuple[torch.Tensor, Held]]] = {}
-        self._copied = {private.storage_key(tensor) for tensor, held in self._inputs if held.copied}
-        for tensor, held in self._inputs:
-            if not held.copied:
-                self._storages.setdefault(private.storage_key(tensor), []).append((tensor, held))
+        """Of what the call was given: by storage, the place, the tensor and what stands for it."""
+        self._storages: dict[int, list[tuple[int, torch.Tensor, Held | Made]]] = {}
+        self._copied: set[int] = set()
+        for place, (tensor, known) in enumerate(self._inputs):
+            key = private.storage_key(tensor)
+            if isinstance(known, Made) or not known.copied:
+                self._storages.setdefault(key, []).append((place, tensor, known))
+            else:
+                self._copied.add(key)
 
     def about_to_write(self, tensor: torch.Tensor, key: int) -> None:
         """A tensor that was there before is about to be written to: copy all that share its storage."""
         known = key in self._copied
         self._copied.add(key)
-        for original, held in self._storages.pop(key, ()):
-            self._frame.copy_input(original, held)
-            self._call.profile.copied.add(held.index - self._frame.entered_at)
+        for place, original, stands in self._storages.pop(key, ()):
+            if isinstance(stands, Held):
+                self._frame.copy_input(original, stands)
+            self._call.profile.copied.add(place)
             known = True
         for watched in self._watched:
             known = watched.about_to_write(key) or known

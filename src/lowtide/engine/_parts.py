@@ -28,9 +28,10 @@ class Box:
         parts: what was in it, taken apart.
         labels: how errors write the way to a part.
         original: the object itself, where it turned out that the call does not change it.
+        steady: nothing else can be put in it later, so it is passed on as it is where its parts are.
     """
 
-    __slots__ = ("fill", "labels", "make", "original", "parts")
+    __slots__ = ("fill", "labels", "make", "original", "parts", "steady")
 
     def __init__(self, make: Callable[[list[Any]], Any], fill: Callable[[Any, list[Any]], None] | None) -> None:
         self.make = make
@@ -38,6 +39,7 @@ class Box:
         self.parts: list[Any] = []
         self.labels: Labels = ()
         self.original: Any = None
+        self.steady = False
 
 
 Taken = tuple[Box, Sequence[Any]]

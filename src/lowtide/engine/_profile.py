@@ -51,6 +51,10 @@ class Script:
             self.stop.append(max(stop, bisect.bisect_right(positions, unfilled)))
 
 
+_SETTLING = 8
+_MOST_FLAGS = 32
+
+
 @dataclass(slots=True)
 class Profile:
     """What is known of a module's forward or a function.
@@ -58,12 +62,14 @@ class Profile:
     Attributes:
         expected: script of the call before.
         scripts: by what a call shows of its way without being watched, see ``Frame.key_of``.
+        flags: those that watched calls were given, see ``Call.flags``.
         left: calls until the next audit.
         attention: it calls scaled dot product attention, so the choice of backends matters.
         copied: which of its tensor inputs it writes to.
         python_random, numpy_random: it draws from the global generator.
         torch_random: it draws from a generator of torch.
         differentiates: it goes backward through parts of itself.
+        strangers: calls that went a way which no watched call had gone.
         told: warnings that were given.
     """
 
@@ -77,6 +83,17 @@ class Profile:
     torch_random: bool = False
     differentiates: bool = False
     told: set[str] = field(default_factory=set)
+    flags: set[tuple[Any, ...]] = field(default_factory=set)
+    strangers: int = 0
+
+    def is_news(self, flags: tuple[Any, ...]) -> bool:
+        """Whether no watched call was given these flags, and there are few enough of them for that to matter."""
+        return flags not in self.flags and len(self.flags) < _MOST_FLAGS
+
+    def met_stranger(self) -> None:
+        """Watch the next call, or where calls never repeat, one after ever more."""
+        self.strangers += 1
+        self.left = min(self.left, max(self.strangers - _SETTLING, 0))
 
 
 _PROFILES: weakref.WeakKeyDictionary[Any, Profile] = weakref.WeakKeyDictionary()

@@ -75,6 +75,7 @@ class Region:
         profile.left -= 1
         crowded = (profile.torch_random or profile.left < 0) and threading.active_count() > 1
         if not is_replaying() and (profile.left < 0 or _is_news(call)):
+            call.audited = True
             result = Audit(frame, call).run(target, args, kwargs)
         else:
             result = self._run_watched(frame, target, args, kwargs)
@@ -123,5 +124,8 @@ def hooks_work() -> bool:
 
 
 def _is_news(call: Call) -> bool:
-    """Whether a module is run that was not yet watched, or one in other training modes than it was."""
-    return any(not watch.audited or taken[2] not in watch.trainings for watch, taken in call.watches)
+    """Whether a module is run that was not yet watched, or one in other training modes than it was, or with other flags."""
+    for watch, taken in call.watches:
+        if not watch.audited or taken[2] not in watch.trainings:
+            return True
+    return call.profile.is_news(call.flags())

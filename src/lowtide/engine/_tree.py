@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -81,10 +82,13 @@ def store(value: Any, keeper: Keeper, memo: Memo) -> Any:
     return value if taken is None else _fill(value, taken, keeper, memo)
 
 
-def _fill(value: Any, taken: Taken, keeper: Keeper, memo: Memo) -> Box:
+def _fill(value: Any, taken: Taken, keeper: Keeper, memo: Memo) -> Any:
     box, parts = taken
     memo[id(value)] = (value, box)
     box.parts = [store(part, keeper, memo) for part in parts]
+    if box.steady and all(map(operator.is_, box.parts, parts)):
+        del memo[id(value)]
+        return value
     return box
 
 
@@ -305,7 +309,7 @@ _TAKERS: dict[type, Callable[[Any], Taken | None] | None] = {
 }
 
 _RULES: tuple[tuple[Callable[[type], bool], Callable[[Any], Taken] | None], ...] = (
-    (lambda kind: issubclass(kind, nn.Module) or has_state(kind), None),
+    (lambda kind: issubclass(kind, nn.Module) or has_state(kind) or kind.__module__.startswith("lowtide.engine."), None),
     (lambda kind: issubclass(kind, dict), _take_other_dict),
     (lambda kind: issubclass(kind, list), _take_other_list),
     (lambda kind: issubclass(kind, tuple), _take_other_tuple),

@@ -121,8 +121,9 @@ class _Entered:
             before.learn(draws=False)
             for watch, taken in self.call.watches:
                 watch.audited = True
-                if taken[3] not in watch.trainings:
-                    watch.trainings.append(taken[3])
+                if taken[2] not in watch.trainings:
+                    watch.trainings.append(taken[2])
+            self.profile.flags.add(self.call.flags())
 
         return learn
 

@@ -1,0 +1,103 @@
+"""Calls of one region that are not alike: what an audit of one saw must not be taken to hold for another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.engine import install
+
+
+class _Block(nn.Module):
+    """A residual block that calls one in-place ReLU twice, as torchvision's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm1 = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.relu(self.norm1(self.conv1(x)))
+        return self.relu(self.conv2(y) + x)
+
+
+def _gradients(model: nn.Module) -> list[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(1)
+    model(torch.randn(2, 4, 8, 8)).square().mean().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def test_an_in_place_module_of_a_segment_is_called_again_outside_of_it():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), _Block(), _Block())
+    expected = [_gradients(model) for _ in range(4)]
+    for path, block in (("1", model[1]), ("2", model[2])):
+        install([(f"{path}.{name}", getattr(block, name)) for name in ("conv1", "norm1", "relu")])
+    for plain in expected:
+        assert all(map(torch.equal, plain, _gradients(model)))
+
+
+def _flagged(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    y = x.mul_(2) if inplace else x * 2
+    return torch.tanh(y).exp()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda run, x: run(x, True),
+        lambda run, x: run(x, inplace=True),
+    ],
+    ids=["positional", "keyword"],
+)
+def test_a_flag_that_no_audited_call_was_given(call: Callable[..., Any]):
+    run = lowtide.checkpoint(_flagged)
+    found = []
+    for forward in (_flagged, run):
+        for _ in range(3):
+            forward(torch.ones(3, requires_grad=True) * 1).sum().backward()
+        x = torch.full((3,), 0.3, requires_grad=True)
+        call(forward, x * 1).sum().backward()
+        found.append(x.grad)
+    assert torch.equal(found[0], found[1])
+
+
+def test_a_flag_in_a_closure_that_no_audited_call_had():
+    def run(wrap: Callable[..., Any], flag: bool) -> torch.Tensor:
+        x = torch.full((3,), 0.3, requires_grad=True)
+        wrap(lambda y: _flagged(y, flag))(x * 1).sum().backward()
+        return x.grad
+
+    for flag in (False, False, True, False):
+        assert torch.equal(run(lambda fn: fn, flag), run(lowtide.checkpoint, flag))
+
+
+def test_calls_that_never_repeat_are_not_all_watched(monkeypatch: pytest.MonkeyPatch):
+    from lowtide.engine import _region
+
+    audits = []
+
+    class Counting(_region.Audit):
+        def run(self, *args: Any) -> Any:
+            audits.append(1)
+            return super().run(*args)
+
+    monkeypatch.setattr(_region, "Audit", Counting)
+
+    def fn(x: torch.Tensor, depth: int) -> torch.Tensor:
+        for _ in range(depth):
+            x = x.sin()
+        return x
+
+    run = lowtide.checkpoint(fn)
+    for depth in range(1, 200):
+        run(torch.ones(2, requires_grad=True), depth).sum().backward()
+    assert len(audits) < 40
