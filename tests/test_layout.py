@@ -38,6 +38,7 @@ ORDER = (
     "integrations",
     "report",
     "_fit",
+    "_explain",
     "cli",
 )
 BESIDE_THE_ORDER = {"workloads": ("workload",)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib.util import find_spec as _find_spec
 
 from lowtide import explain
+from lowtide._explain import CallableExplain as _CallableExplain
 from lowtide.errors import (
     AlreadyAppliedError,
     BudgetError,
@@ -29,14 +30,18 @@ from lowtide.records import Decision, StepTrace
 from lowtide.units import Budget
 from lowtide.workload import Workload
 
+explain.__class__ = _CallableExplain  # type: ignore[assignment]
+
 if _find_spec("torch") is not None:
-    from lowtide import torch_compat
+    from lowtide import notebook, torch_compat
     from lowtide._fit import FitResult, fit
-    from lowtide.engine import checkpoint, is_replaying, once, original_only, register_state
+    from lowtide.engine import Guard, checkpoint, is_replaying, once, original_only, register_state
     from lowtide.measure import Comparison, Measurement, MemoryWatch, measure, memory_watch
     from lowtide.policy import Handle, apply, fingerprint
     from lowtide.trace import trace
     from lowtide.verify import Verification
+
+    notebook.enable()
 
 __all__ = [
     "AlreadyAppliedError",
@@ -45,6 +50,7 @@ __all__ = [
     "Comparison",
     "Decision",
     "FitResult",
+    "Guard",
     "Handle",
     "InfeasibleBudgetError",
     "InputChangedError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
 
 import pytest
@@ -104,15 +105,37 @@ def test_a_transformers_cache_that_the_region_appends_to(compare):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = transformers.GPT2Model(config)
+        argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         for block in model.h:
             block.forward = region(block.forward)
         seen = []
         for _ in range(2):
             cache = transformers.DynamicCache()
-            model(torch.arange(4)[None], past_key_values=cache, use_cache=True)
-            out = model(torch.arange(3)[None], past_key_values=cache, use_cache=True).last_hidden_state
+            model(torch.arange(4)[None], **{argument: cache}, use_cache=True)
+            out = model(torch.arange(3)[None], **{argument: cache}, use_cache=True).last_hidden_state
             out.square().sum().backward()
-            seen.append((out, cache.get_seq_length()))
+            seen.append((out, int(cache.get_seq_length())))
         return seen, [p.grad for p in model.parameters()]
+
+    compare(scenario)
+
+
+def test_an_object_whose_tensor_is_replaced_by_another(compare):
+    class Memory:
+        def __init__(self):
+            self.seen = torch.ones(2, 3)
+
+    class Model(nn.Module):
+        def forward(self, x, memory):
+            memory.seen = torch.tanh(memory.seen + x.detach())
+            return torch.sin(x * memory.seen)
+
+    def scenario(region):
+        run, memory, seen = region(Model()), Memory(), []
+        for _ in range(3):
+            x = torch.randn(2, 3, requires_grad=True)
+            run(run(x, memory), memory).sum().backward()
+            seen.append((x.grad, memory.seen))
+        return seen
 
     compare(scenario)

@@ -16,7 +16,7 @@ from lowtide.engine._call import Held, Made
 from lowtide.engine._guards._attributes import ABSENT, AttributeKeeper, Direct
 from lowtide.engine._guards._modules import Watch
 from lowtide.engine._guards._random import NUMPY, PYTHON
-from lowtide.engine._parts import Box
+from lowtide.engine._parts import Box, Place
 from lowtide.engine._replay import tell_once
 from lowtide.engine._state import take_state
 from lowtide.engine._tree import Memo, is_ordinary, mark_mutable, store
@@ -80,7 +80,7 @@ class Before:
             call.states.append((PYTHON, python))
         if profile.numpy_random and all(known is not NUMPY for known, _ in call.states):
             call.states.append((NUMPY, numpy))
-        _keep_unchanged(self._memo)
+        _keep_unchanged(self._memo, {id(tensor): known for tensor, known in self._inputs})
         for watched in self._watched:
             watched.learn(call)
         if self._written:
@@ -137,7 +137,7 @@ class _WatchBefore:
                     self._watch.states.append(value)
 
     def _learn_attributes(self, call: Call) -> None:
-        changed = _keep_unchanged(self._memo)
+        changed = _keep_unchanged(self._memo, {})
         known = {(id(own), name) for own, name in self._watch.changed}
         found = [
             (own, name, stored)
@@ -162,9 +162,14 @@ def learn_surprises(call: Call, watch: Watch, rebound: list[tuple[dict[str, Any]
             call.attributes.append((own, name, store(old, AttributeKeeper(), {})))
 
 
-def _keep_unchanged(memo: Memo) -> set[int]:
-    """Compare each object with what it was. Ordinary ones that did not change are passed on as they are; returns the others."""
-    changed = {id(box) for value, box in memo.values() if _differs(value, box, memo)}
+def _keep_unchanged(memo: Memo, places: dict[int, Held | Made]) -> set[int]:
+    """Compare each object with what it was. Ordinary ones that did not change are passed on as they are; returns the others.
+
+    Args:
+        memo: the objects, by ``id``.
+        places: by ``id``, what stands for the tensors that the call was given.
+    """
+    changed = {id(box) for value, box in memo.values() if _differs(value, box, memo, places)}
     grown = True
     while grown:
         touched = {id(box) for _, box in memo.values() if id(box) not in changed and any(id(part) in changed for part in box.parts)}
@@ -179,14 +184,14 @@ def _keep_unchanged(memo: Memo) -> set[int]:
     return changed
 
 
-def _differs(value: Any, box: Box, memo: Memo) -> bool:
+def _differs(value: Any, box: Box, memo: Memo, places: dict[int, Held | Made]) -> bool:
     """Whether an object has other parts than it had."""
     now = _parts_of(value)
     if now is None:
         return False
     if len(now) != len(box.parts):
         return True
-    return any(not _is_part(part, stored, memo) for part, stored in zip(now, box.parts, strict=True))
+    return any(not _is_part(part, stored, memo, places) for part, stored in zip(now, box.parts, strict=True))
 
 
 def _parts_of(value: Any) -> list[Any] | None:
@@ -197,14 +202,14 @@ def _parts_of(value: Any) -> list[Any] | None:
     return None if taken is None else list(taken[1])
 
 
-def _is_part(part: Any, stored: Any, memo: Memo) -> bool:
+def _is_part(part: Any, stored: Any, memo: Memo, places: dict[int, Held | Made]) -> bool:
     if isinstance(stored, Box):
         known = memo.get(id(part))
         return known is not None and known[1] is stored
     if isinstance(stored, Direct):
         return part is stored.tensor or stored.copied
-    if isinstance(part, torch.Tensor):
-        return True
+    if isinstance(stored, Place):
+        return places.get(id(part)) is stored
     return part is stored or (type(part) is type(stored) and isinstance(part, (int, float, str, bool)) and part == stored)
 
 

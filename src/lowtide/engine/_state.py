@@ -27,8 +27,8 @@ def register_state(kind: type[T], take: Callable[[T], S], restore: Callable[[T, 
     A region that can reach such an object (as an argument, in a container, closure or module attribute) takes its state
     when it is entered. For a replay that state is restored, and afterwards the state from before the replay.
 
-    Built in are random generators of torch, NumPy and Python. Lists, dicts, sets, deques and dataclasses need none of this,
-    and neither do other objects made of attributes: a replay gets a copy of them as they were.
+    Built in are random generators of torch, NumPy and Python, and the caches of transformers. Lists, dicts, sets, deques and
+    dataclasses need none of this, and neither do other objects made of attributes: a replay gets a copy of them as they were.
 
     Args:
         kind: the type; subclasses are included.

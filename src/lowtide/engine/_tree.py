@@ -177,6 +177,11 @@ def is_ordinary(kind: type) -> bool:
     )
 
 
+def is_transformers_cache(kind: type) -> bool:
+    """Whether this is a key-value cache of transformers, or a layer of one: regions append to them. Found by name, without importing it."""
+    return any(base.__module__ == "transformers.cache_utils" for base in kind.__mro__)
+
+
 _LIBRARIES = frozenset(
     {"builtins", "torch", "numpy", "lowtide", "contextvars", "threading", "logging", "weakref", "_weakref", "io", "_io", "types"}
 )
@@ -310,6 +315,7 @@ _TAKERS: dict[type, Callable[[Any], Taken | None] | None] = {
 
 _RULES: tuple[tuple[Callable[[type], bool], Callable[[Any], Taken] | None], ...] = (
     (lambda kind: issubclass(kind, nn.Module) or has_state(kind) or kind.__module__.startswith("lowtide.engine."), None),
+    (is_transformers_cache, take_object),
     (lambda kind: issubclass(kind, dict), _take_other_dict),
     (lambda kind: issubclass(kind, list), _take_other_list),
     (lambda kind: issubclass(kind, tuple), _take_other_tuple),
