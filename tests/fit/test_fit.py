@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,94 @@ def test_layers_that_save_their_inputs_alone_can_be_replayed_by_what_is_around_t
     result = lowtide.fit(model, lambda: model(x).square().mean().backward(), "60%", rounds=1)
     assert result.peak_bytes <= result.budget_bytes
     assert result.plan.regions
+
+
+class ReadsOnce(nn.Module):
+    """Its replay would find nothing left to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = residual_net(blocks=1, width=64)[0]
+
+    def forward(self, parts: Iterator[torch.Tensor]) -> torch.Tensor:
+        return self.inner(torch.cat([part.tanh() for part in parts]).exp())
+
+
+class WritesLater(nn.Module):
+    """Adds to the tensor that its block was given, when the block is through with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Dropout(0.1), nn.Linear(64, 64), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 1
+        return x.add_(self.block(x))
+
+
+class Around(nn.Module):
+    def __init__(self, first: nn.Module, *rest: nn.Module) -> None:
+        super().__init__()
+        self.first, self.rest = first, nn.Sequential(*rest)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rest(self.first(iter(x.chunk(2)) if isinstance(self.first, ReadsOnce) else x))
+
+
+@pytest.mark.parametrize("defiant", [ReadsOnce, WritesLater])
+@pytest.mark.parametrize("budget", ["55%", "75%"])
+def test_a_module_that_cannot_be_replayed_is_left_out_of_the_plan(defiant: type[nn.Module], budget: str) -> None:
+    model, x = Around(defiant(), *residual_net(blocks=5)[0]), torch.randn(256, 64)
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = lowtide.fit(model, step, budget, rounds=1)
+    assert result.verified
+    assert result.verification.repeatable
+    assert result.peak_bytes <= result.budget_bytes
+    assert result.plan.regions
+    left_out = [str(w.message) for w in told if "leaves out modules" in str(w.message)]
+    assert len(left_out) <= 4
+    if left_out:
+        assert "first" in left_out[0]
+
+
+def test_state_that_the_step_changes_outside_the_model_is_put_back() -> None:
+    model, x = residual_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    other = nn.Linear(64, 1)
+    log: list[float] = []
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = other(model(x)).square().mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        log.append(float(loss.detach()))
+
+    result = lowtide.fit(model, step, "70%", rounds=1)
+    assert result.verification.repeatable
+    assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"], log) == (0, 0.1, [])
+    assert other.weight.grad is None
+
+
+def test_a_step_that_does_not_repeat_itself_is_warned_about() -> None:
+    model, x = residual_net()
+    scale = iter(torch.linspace(1, 2, 1000))
+
+    def step() -> None:
+        model.zero_grad()
+        (model(x) * next(scale)).square().mean().backward()
+
+    with pytest.warns(UserWarning, match="does not repeat itself"):
+        result = lowtide.fit(model, step, "70%", rounds=1)
+    assert not result.verification.repeatable
 
 
 def test_an_unreadable_budget_is_refused_before_the_step_runs() -> None:

@@ -6,6 +6,7 @@ import random
 from collections import deque
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -88,3 +89,95 @@ def test_finds_the_optimizers_of_this_model_alone() -> None:
     theirs = torch.optim.SGD(other.parameters())
     assert find_optimizers(model) == [mine]
     assert find_optimizers(other) == [theirs]
+
+
+class Trainer:
+    """Owns what a step uses, as people's training classes do."""
+
+    def __init__(self) -> None:
+        self.model, self.critic = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters())
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10)
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        self.generator = torch.Generator().manual_seed(1)
+        self.steps, self.losses = 0, []
+        self.memory = torch.zeros(3)
+        self.pair = (torch.zeros(2), {"seen": 0})
+
+    def step(self) -> None:
+        x = torch.randn(4, 3, generator=self.generator)
+        loss = self.critic(self.model(x)).square().sum()
+        loss.backward()
+        self.optimizer.step()
+        self.critic_optimizer.step()
+        self.scheduler.step()
+        self.average.update_parameters(self.model)
+        self.steps += 1
+        self.losses.append(float(loss.detach()))
+        self.memory = self.memory + x[0]
+        self.pair[0].add_(1)
+        self.pair[1]["seen"] += 1
+
+    def everything(self) -> list[object]:
+        modules = [[t.tolist() for t in m.state_dict().values()] for m in (self.model, self.critic, self.average)]
+        gradients = [p.grad is None for m in (self.model, self.critic) for p in m.parameters()]
+        optimizers = [repr(o.state_dict()) for o in (self.optimizer, self.critic_optimizer)]
+        values = [self.scheduler.last_epoch, self.steps, list(self.losses), self.memory.tolist(), self.pair[0].tolist(), dict(self.pair[1])]
+        return [modules, gradients, optimizers, values, self.generator.get_state().tolist()]
+
+
+COUNTED = 0
+
+
+def test_restores_what_a_bound_step_can_reach() -> None:
+    trainer = Trainer()
+    trainer.step()
+    before = trainer.everything()
+    state = TrainingState(trainer.model, trainer.step)
+    for _ in range(2):
+        trainer.step()
+        assert trainer.everything() != before
+        state.restore()
+        assert trainer.everything() == before
+
+
+def test_restores_variables_of_the_scopes_around_a_step() -> None:
+    trainer, calls, seen = Trainer(), 0, {"last": None}
+
+    def step() -> None:
+        global COUNTED
+        nonlocal calls
+        COUNTED += 1
+        calls += 1
+        seen["last"] = calls
+        trainer.step()
+
+    before = trainer.everything()
+    state = TrainingState(trainer.model, step)
+    step()
+    state.restore()
+    assert (COUNTED, calls, seen, trainer.everything()) == (0, 0, {"last": None}, before)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_script_modules_are_restored() -> None:
+    model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.ReLU())
+    before = [p.detach().clone() for p in model.parameters()]
+    state = TrainingState(model)
+    model(torch.ones(1, 2)).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    state.restore()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_large_data_is_not_copied() -> None:
+    data = torch.zeros(80 * 2**20, dtype=torch.uint8)
+    model = nn.Linear(2, 2)
+    state = TrainingState(model, lambda: float(data[0]))
+    data[0] = 1
+    state.restore()
+    assert data[0] == 1

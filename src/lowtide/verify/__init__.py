@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from lowtide.verify._observe import observe, same_bits
-from lowtide.verify._verify import Verification, verify_step
+from lowtide.verify._verify import Reference, Verification
 
-__all__ = ["Verification", "observe", "same_bits", "verify_step"]
+__all__ = ["Reference", "Verification", "observe", "same_bits"]

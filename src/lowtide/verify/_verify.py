@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -44,48 +43,48 @@ class Verification:
             raise VerificationError(self.summary)
 
 
-def verify_step(
-    model: nn.Module, step: Callable[[], object], without_plan: Callable[[], AbstractContextManager[object]], state: TrainingState
-) -> Verification:
-    """Compare a step under the installed plan with the plain step.
-
-    Runs the plain step twice and the planned step once, each from ``state``; the state is put back at the end.
+class Reference:
+    """What the plain step computes, twice from one state, to hold other ways of running it against.
 
     Args:
-        model: the model, with the plan installed.
+        model: what the step trains, with no plan in force.
         step: the step.
-        without_plan: a context in which the plan does nothing.
-        state: where each run starts.
-
-    Returns:
-        The comparison.
+        state: where each run starts; it is put back at the end.
     """
-    try:
-        plain, again = (_observed(model, step, without_plan, state) for _ in range(2))
-        state.restore()
-        planned = observe(model, step)
-    finally:
-        state.restore()
-    return _compare(plain, again, planned)
 
+    def __init__(self, model: nn.Module, step: Callable[[], object], state: TrainingState) -> None:
+        """Run the plain step twice."""
+        self._model, self._step, self._state = model, step, state
+        self._plain = self._observed()
+        again = self._observed()
+        self._spreads = {name: _distance(self._plain.get(name), again.get(name)) for name in self._plain.keys() | again.keys()}
 
-def _observed(
-    model: nn.Module, step: Callable[[], object], context: Callable[[], AbstractContextManager[object]], state: TrainingState
-) -> dict[str, torch.Tensor]:
-    state.restore()
-    with context():
-        return observe(model, step)
+    @property
+    def repeatable(self) -> bool:
+        """Whether the two runs were the same bit for bit."""
+        return not any(self._spreads.values())
 
+    def compare(self) -> Verification:
+        """Run the step as it is now, from the same state, and compare.
 
-def _compare(plain: dict[str, torch.Tensor], again: dict[str, torch.Tensor], planned: dict[str, torch.Tensor]) -> Verification:
-    names = plain.keys() | planned.keys()
-    repeatable = plain.keys() == again.keys() and all(same_bits(plain[name], again[name]) for name in plain)
-    distances = {name: _distance(plain.get(name), planned.get(name)) for name in names}
-    spreads = {name: _distance(plain.get(name), again.get(name)) for name in names}
-    different = sorted((name for name in names if distances[name] > _LENIENCE * spreads[name]), key=lambda name: -distances[name])
-    gradients = sum(name.startswith("gradient of ") for name in names)
-    summary = _summary(repeatable, different, len(names), gradients, distances)
-    return Verification(not different, repeatable, len(names), gradients, tuple(different), summary)
+        Raises:
+            Exception: whatever the step raises.
+        """
+        planned = self._observed()
+        names = self._plain.keys() | planned.keys()
+        distances = {name: _distance(self._plain.get(name), planned.get(name)) for name in names}
+        different = [name for name in names if distances[name] > _LENIENCE * self._spreads.get(name, 0.0)]
+        different.sort(key=lambda name: (-distances[name], name))
+        gradients = sum(name.startswith("gradient of ") for name in names)
+        summary = _summary(self.repeatable, different, len(names), gradients, distances)
+        return Verification(not different, self.repeatable, len(names), gradients, tuple(different), summary)
+
+    def _observed(self) -> dict[str, torch.Tensor]:
+        self._state.restore()
+        try:
+            return observe(self._model, self._step)
+        finally:
+            self._state.restore()
 
 
 def _distance(first: torch.Tensor | None, second: torch.Tensor | None) -> float:
@@ -106,7 +105,8 @@ def _summary(repeatable: bool, different: list[str], compared: int, gradients: i
     if different:
         listed = f"{different[0]} (relative difference {distances[different[0]]:.2g})"
         others = f" and {len(different) - 1} more" if len(different) > 1 else ""
-        return f"the planned step differs from the plain one in {listed}{others}, of {what} compared"
+        verdict = f"the planned step differs from the plain one in {listed}{others}, of {what} compared"
+        return verdict if repeatable else f"cannot be verified, for the plain step does not repeat itself: {verdict}"
     if repeatable:
         return f"equal to the last bit: {what}"
     return f"within the plain step's own difference from itself (it is not repeatable): {what}"

@@ -2,84 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import nn
 
+from lowtide._fit._result import FitResult
+from lowtide._fit._suspects import failing_regions, fails, without
 from lowtide.engine import refuse_installed
 from lowtide.errors import InfeasibleBudgetError, StepError
 from lowtide.measure import Measurement, free_bytes, peak_bytes, ratio, time_in_turns
-from lowtide.plan import Plan, Simulation, replayable_regions, simulate, solve
+from lowtide.plan import Plan, PlannedRegion, Simulation, replayable_regions, simulate, solve
 from lowtide.policy import Handle, apply
 from lowtide.records import Category, StepTrace
 from lowtide.trace import TrainingState, device_of, record_step
 from lowtide.units import Budget, format_bytes, parse_budget
-from lowtide.verify import Verification, verify_step
+from lowtide.verify import Reference, Verification
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """A plan that was measured and verified, and is installed.
-
-    Attributes:
-        plan: what was decided.
-        trace: of the plain step.
-        budget_bytes: the peak that was allowed.
-        plain, planned: measured without and with the plan.
-        step_ratio: time with the plan over time without, median of pairs taken in turns.
-        before, after: the simulated timelines without and with the plan.
-        verification: the planned step against the plain one, bit for bit.
-        handle: of the installed plan.
-    """
-
-    plan: Plan
-    trace: StepTrace
-    budget_bytes: int
-    plain: Measurement
-    planned: Measurement
-    step_ratio: float
-    before: Simulation
-    after: Simulation
-    verification: Verification
-    handle: Handle
-
-    @property
-    def peak_bytes(self) -> int:
-        """Measured peak with the plan, in bytes."""
-        return self.planned.peak_bytes
-
-    @property
-    def step_s(self) -> float:
-        """Measured time of a step with the plan, in seconds."""
-        return self.planned.step_s
-
-    @property
-    def traced_peak_bytes(self) -> int:
-        """Peak of the plain step by its trace, in bytes."""
-        return self.before.peak_bytes
-
-    @property
-    def predicted_peak_bytes(self) -> int:
-        """Peak with the plan as simulated, in bytes."""
-        return self.after.peak_bytes
-
-    @property
-    def predicted_step_s(self) -> float:
-        """Time of a step with the plan: the measured plain time, and the share that the simulation adds to it."""
-        return self.plain.step_s * self.after.step_s / self.before.step_s
-
-    @property
-    def replay_share(self) -> float:
-        """Share of the planned step's time that went into replays."""
-        return self.planned.replay_s / self.planned.step_s
-
-    @property
-    def verified(self) -> bool:
-        """Whether the planned step computes what the plain step does."""
-        return self.verification.equal
 
 
 def fit(
@@ -119,9 +59,9 @@ def fit(
     """
     wanted = parse_budget(budget)
     refuse_installed(model.named_modules())
-    start = TrainingState(model)
+    start = TrainingState(model, step)
     try:
-        return _Fitting(model, step, progress or _silent).run(wanted, rounds, time_limit_s)
+        return _Fitting(model, step, progress or _silent, time_limit_s).run(wanted, rounds)
     finally:
         start.restore()
 
@@ -131,36 +71,40 @@ def _silent(_: str) -> None:
 
 
 class _Fitting:
-    """One call of ``fit``: the steps of the line, sharing the model and its settled state."""
+    """One call of ``fit``: the steps of the line, sharing the model, its settled state and the trace.
 
-    def __init__(self, model: nn.Module, step: Callable[[], object], progress: Progress) -> None:
-        self._model, self._step, self._say = model, step, progress
+    The trace is the one thing that changes: modules that turn out not to be replayable are marked in it.
+    """
+
+    def __init__(self, model: nn.Module, step: Callable[[], object], progress: Progress, time_limit_s: float) -> None:
+        self._model, self._step, self._say, self._time_limit_s = model, step, progress, time_limit_s
         self._device = device_of(model)
 
-    def run(self, wanted: Budget, rounds: int, time_limit_s: float) -> FitResult:
+    def run(self, wanted: Budget, rounds: int) -> FitResult:
         self._say("running a first step")
         self._step()  # optimizers make their state now, so that every later step is like any other
-        settled = TrainingState(self._model)
+        settled = TrainingState(self._model, self._step)
         self._say("tracing a step")
-        trace = record_step(self._model, self._step)
+        self._trace = record_step(self._model, self._step)
         settled.restore()
-        _refuse_nothing_to_replay(trace)
-        self._resident_bytes = sum(storage.bytes for storage in trace.storages if storage.resident)
-        before = simulate(trace, None)
+        _refuse_nothing_to_replay(self._trace)
+        self._resident_bytes = sum(storage.bytes for storage in self._trace.storages if storage.resident)
+        before = simulate(self._trace, None)
         budget_bytes = self._resolve(wanted, before)
         self._say("measuring the plain step")
         plain_peak = self._measured_peak()
-        handle, peak = self._plan_within(trace, budget_bytes, time_limit_s)
+        self._reference = Reference(self._model, self._step, settled)
+        if not self._reference.repeatable:
+            _warn_not_repeatable()
+        handle, peak, verification = self._plan_within(budget_bytes)
         try:
-            self._say("verifying gradients")
-            verification = verify_step(self._model, self._step, handle.disabled, settled)
             self._say("timing with and without the plan")
             plain, planned, step_ratio = self._time(handle, rounds, plain_peak, peak)
         except BaseException:
             handle.remove()
             raise
-        after = simulate(trace, handle.plan)
-        return FitResult(handle.plan, trace, budget_bytes, plain, planned, step_ratio, before, after, verification, handle)
+        after = simulate(self._trace, handle.plan)
+        return FitResult(handle.plan, self._trace, budget_bytes, plain, planned, step_ratio, before, after, verification, handle)
 
     def _resolve(self, wanted: Budget, before: Simulation) -> int:
         if wanted.bytes is not None:
@@ -176,42 +120,66 @@ class _Fitting:
     def _measured_peak(self) -> int:
         return peak_bytes(self._step, self._device, self._resident_bytes)
 
-    def _plan_within(self, trace: StepTrace, budget_bytes: int, time_limit_s: float) -> tuple[Handle, int]:
-        """Solve, install and measure; where the measured peak is over, allow the solver that much less and try again."""
+    def _plan_within(self, budget_bytes: int) -> tuple[Handle, int, Verification]:
+        """Solve, install, measure and verify, until a plan is within budget and computes what the plain step does."""
         allowed = budget_bytes
         while True:
-            self._say(f"solving for {format_bytes(allowed)}")
-            try:
-                plan = solve(trace, allowed, time_limit_s=time_limit_s)
-            except InfeasibleBudgetError as error:
-                return self._leanest(trace, budget_bytes, error, time_limit_s)
-            handle, peak = self._install_and_measure(plan)
+            plan, is_leanest = self._solve(allowed, budget_bytes)
+            tried = self._try(plan)
+            if tried is None:
+                allowed = budget_bytes
+                continue
+            handle, peak, _ = tried
             if peak <= budget_bytes:
-                return handle, peak
+                return tried
             handle.remove()
+            if is_leanest:
+                raise _infeasible(budget_bytes, peak)
             # Never less than a thousandth: the budget is reached in few rounds, or the solver finds that there is no plan left.
             allowed = min(allowed, plan.predicted_peak_bytes) - max(peak - budget_bytes, budget_bytes // 1000)
 
-    def _install_and_measure(self, plan: Plan) -> tuple[Handle, int]:
+    def _solve(self, allowed: int, budget_bytes: int) -> tuple[Plan, bool]:
+        """The fastest plan within ``allowed`` bytes, or, where there is none, the one of least peak; and whether it is that."""
+        self._say(f"solving for {format_bytes(allowed)}")
+        try:
+            return solve(self._trace, allowed, time_limit_s=self._time_limit_s), False
+        except InfeasibleBudgetError as error:
+            return solve(self._trace, error.smallest_bytes, time_limit_s=self._time_limit_s), True
+
+    def _try(self, plan: Plan) -> tuple[Handle, int, Verification] | None:
+        """Install a plan, measure and verify it; ``None`` when some of its regions were found not to be replayable."""
         handle = apply(self._model, plan)
         try:
             self._say("measuring the planned step")
-            return handle, self._measured_peak()
+            peak = self._measured_peak()
+            self._say("verifying gradients")
+            verification = self._reference.compare()
+        except Exception as error:
+            handle.remove()
+            self._leave_out(plan, error)
+            return None
         except BaseException:
             handle.remove()
             raise
-
-    def _leanest(self, trace: StepTrace, budget_bytes: int, error: InfeasibleBudgetError, time_limit_s: float) -> tuple[Handle, int]:
-        """The plan of least peak, should it fit when measured; else an error with a budget that was measured to do."""
-        handle, peak = self._install_and_measure(solve(trace, error.smallest_bytes, time_limit_s=time_limit_s))
-        if peak <= budget_bytes:
-            return handle, peak
+        if verification.equal or not self._reference.repeatable:
+            return handle, peak, verification
         handle.remove()
-        message = (
-            f"no plan fits a peak of {format_bytes(budget_bytes)} ({budget_bytes} bytes): the smallest budget that would fit is "
-            f"{format_bytes(peak)} ({peak} bytes)"
-        )
-        raise InfeasibleBudgetError(message, budget_bytes=budget_bytes, smallest_bytes=peak) from None
+        self._leave_out(plan, None)
+        return None
+
+    def _leave_out(self, plan: Plan, error: Exception | None) -> None:
+        """Mark the regions of a failing plan that are to blame.
+
+        Raises:
+            Exception: the step's own error, when the plain step raises as well, or no region is to blame.
+        """
+        self._say("finding out which modules cannot be replayed")
+        self._reference.compare()  # the plain step: an error of its own passes through here
+        blamed = failing_regions(plan, lambda part: fails(self._model, part, self._reference))
+        if error is not None and (not blamed or (blamed == plan.regions and not fails(self._model, plan, self._reference))):
+            raise error
+        self._trace = without(self._trace, blamed)
+        _warn_left_out(blamed, error)
 
     def _time(self, handle: Handle, rounds: int, plain_peak: int, planned_peak: int) -> tuple[Measurement, Measurement, float]:
         def plain_step() -> None:
@@ -224,9 +192,31 @@ class _Fitting:
         return Measurement.of(plain_peak, plain), Measurement.of(planned_peak, planned, replay_s), ratio(planned, plain)
 
 
+def _infeasible(budget_bytes: int, smallest_bytes: int) -> InfeasibleBudgetError:
+    message = (
+        f"no plan fits a peak of {format_bytes(budget_bytes)} ({budget_bytes} bytes): the smallest budget that would fit is "
+        f"{format_bytes(smallest_bytes)} ({smallest_bytes} bytes)"
+    )
+    return InfeasibleBudgetError(message, budget_bytes=budget_bytes, smallest_bytes=smallest_bytes)
+
+
 def _refuse_nothing_to_replay(trace: StepTrace) -> None:
     if not replayable_regions(trace):
         raise StepError(
             "there is nothing to replay: no module of the model makes a tensor that autograd saves for backward "
             "(what the step computes outside of the model's modules, or under another checkpointing library, cannot be planned)"
         )
+
+
+def _warn_not_repeatable() -> None:
+    warnings.warn(
+        "the plain step does not repeat itself: run twice from the same state it computes different values, so a plan can only be compared "
+        "within that difference. Draw data with torch's, Python's or NumPy's generators, or use one batch, to have it proved bit for bit",
+        stacklevel=4,
+    )
+
+
+def _warn_left_out(regions: tuple[PlannedRegion, ...], error: Exception | None) -> None:
+    names = ", ".join(" … ".join(dict.fromkeys((region.paths[0], region.paths[-1]))) for region in regions)
+    why = "a replay computes something else there" if error is None else f"{type(error).__name__}: {error}"
+    warnings.warn(f"the plan leaves out modules that cannot be replayed: {names} ({why})", stacklevel=5)

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch import nn
 
 from lowtide.errors import VerificationError
 from lowtide.trace import TrainingState
-from lowtide.verify import same_bits, verify_step
+from lowtide.verify import Reference, Verification, same_bits
+
+# Outside of the model, whose attributes are put back before each run.
+FAULT = {"now": ""}
 
 
 class Planted(nn.Module):
-    """Computes something else while its fault is on."""
+    """Computes something else while a fault is on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.register_buffer("count", torch.zeros(()))
-        self.fault = ""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.count += 2 if self.fault == "buffer" else 1
-        if self.fault == "random state":
+        fault = FAULT["now"]
+        self.count += 2 if fault == "buffer" else 1
+        if fault == "random state":
             torch.rand(1)
-        x = torch.dropout(self.linear(x), 0.5, self.fault != "mask")
-        return x.detach() + 0 * x if self.fault == "gradient" else x
+        x = torch.dropout(self.linear(x), 0.5, fault != "mask")
+        return x.detach() + 0 * x if fault == "gradient" else x
 
 
-def verified(fault: str) -> object:
+def verified(fault: str, monkeypatch: pytest.MonkeyPatch) -> Verification:
     model = Planted()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -42,21 +42,14 @@ def verified(fault: str) -> object:
         optimizer.step()
         return loss
 
-    @contextmanager
-    def without() -> Iterator[None]:
-        model.fault, before = "", model.fault
-        try:
-            yield
-        finally:
-            model.fault = before
-
     step()
-    model.fault = fault
-    return verify_step(model, step, without, TrainingState(model))
+    reference = Reference(model, step, TrainingState(model))
+    monkeypatch.setitem(FAULT, "now", fault)
+    return reference.compare()
 
 
-def test_equal_steps_are_equal_to_the_last_bit() -> None:
-    result = verified("")
+def test_equal_steps_are_equal_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = verified("", monkeypatch)
     assert result.equal
     assert result.repeatable
     assert result.gradients == 2
@@ -69,8 +62,8 @@ def test_equal_steps_are_equal_to_the_last_bit() -> None:
     ("fault", "found"),
     [("buffer", "buffer count"), ("random state", "random state 0"), ("gradient", "gradient of linear.weight"), ("mask", "loss")],
 )
-def test_a_planted_fault_is_found_and_named(fault: str, found: str) -> None:
-    result = verified(fault)
+def test_a_planted_fault_is_found_and_named(fault: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = verified(fault, monkeypatch)
     assert not result.equal
     assert found in result.different
     with pytest.raises(VerificationError, match="differs from the plain one in"):
@@ -86,11 +79,7 @@ def test_the_state_is_put_back() -> None:
         with torch.no_grad():
             model.weight += 1
 
-    @contextmanager
-    def without() -> Iterator[None]:
-        yield
-
-    verify_step(model, step, without, TrainingState(model))
+    Reference(model, step, TrainingState(model)).compare()
     assert torch.equal(model.weight, before)
     assert model.weight.grad is None
 
@@ -104,11 +93,7 @@ def test_a_step_that_is_not_repeatable_is_said_to_be() -> None:
         loss.backward()
         return loss
 
-    @contextmanager
-    def without() -> Iterator[None]:
-        yield
-
-    result = verify_step(model, step, without, TrainingState(model))
+    result = Reference(model, step, TrainingState(model)).compare()
     assert not result.repeatable
     assert "last bit" not in result.summary
 
