@@ -192,6 +192,16 @@ def test_a_module_that_cannot_be_replayed_is_left_out_of_the_plan(defiant: type[
         assert "first" in left_out[0]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_script_modules_are_run_and_never_replayed() -> None:
+    blocks, x = residual_net(blocks=4)
+    model = nn.Sequential(*blocks, torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.Tanh())))
+    result = lowtide.fit(model, lambda: model(x).square().mean().backward(), "75%", rounds=1)
+    assert result.verified
+    assert result.plan.regions
+    assert not any(path.startswith("4") for region in result.plan.regions for path in region.paths)
+
+
 def test_state_that_the_step_changes_outside_the_model_is_put_back() -> None:
     model, x = residual_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -54,6 +54,8 @@ class CallTable:
     def watch(self, model: nn.Module) -> None:
         """Install the hooks on every module of ``model``."""
         for path, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):  # runs in C++, takes no hooks, and cannot be a region
+                continue
             self._handles.append(module.register_forward_pre_hook(self._enter(path), with_kwargs=True))
             self._handles.append(module.register_forward_hook(self._exit, prepend=True, with_kwargs=True, always_call=True))
 
