@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from lowtide import _torch_private as private
 from lowtide.engine._guards._ambient import Ambient, for_replay, set_ambient, take_ambient
-from lowtide.engine._guards._attributes import Attributes, put_attributes, put_back_attributes, take_attributes
+from lowtide.engine._guards._attributes import Attributes, put_attributes, put_back_attributes, put_objects, take_attributes
 from lowtide.engine._guards._modules import Taken, Watch, still_as, watch_of
 from lowtide.engine._guards._random import NUMPY, PYTHON, Random, cpu_moved, put_random, take_random
 from lowtide.engine._parts import Box, Place
@@ -68,6 +69,8 @@ class Call:
         profile: what audits learned of the callable.
         watches: the modules that it may run, with what they held.
         states: generators and the like, with their state.
+        objects: attributes of ordinary objects that it can reach: their dictionary, and the values in it.
+        news: it can reach an object of a type that no watched call could reach.
         attributes: of modules, that such a call changes, with what they were.
         audited: it is watched op by op.
         first: how many tensors the frame had saved when it was entered.
@@ -76,8 +79,8 @@ class Call:
     """
 
     __slots__ = (
-        "_keep", "ambient", "args", "attributes", "audited", "deep", "first", "fixed", "kwargs", "profile", "random", "random_end",
-        "script", "states", "target", "watches",
+        "_keep", "ambient", "args", "attributes", "audited", "deep", "first", "fixed", "kwargs", "news", "objects", "profile",
+        "python_state", "random", "random_end", "script", "states", "target", "watches",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +95,9 @@ class Call:
         self.profile = profile
         self.watches: list[tuple[Watch, Taken]] = []
         self.states: list[tuple[object, Any]] = []
+        self.objects: list[tuple[dict[str, Any], list[Any]]] = []
+        self.news = False
+        self.python_state = frame.region.options.python_state
         self.attributes: list[Attributes] = []
         self.first = len(frame.slots)
         self.script: Script | None = None
@@ -155,6 +161,8 @@ class Call:
         self.watches.append((watch, watch.take()))
         for value in watch.states:
             self.state(value)
+        if watch.containers and self.python_state:
+            self.attributes += take_attributes(watch.containers, copy=False)
         if watch.changed:
             self.attributes += take_attributes(watch.changed)
 
@@ -162,6 +170,13 @@ class Call:
         """Take the state of a generator, or of what is registered."""
         if all(value is not known for known, _ in self.states):
             self.states.append((value, take_state(value)))
+
+    def other(self, value: object) -> None:
+        """Note what the attributes of an ordinary object are: they may be others by the time of the replay."""
+        self.news = self.news or weakref.ref(type(value)) not in self.profile.kinds
+        own = getattr(value, "__dict__", None)
+        if own and self.python_state:
+            self.objects.append((own, list(own.values())))
 
     def arguments(self, frame: Frame, results: list[list[torch.Tensor]]) -> tuple[Any, list[Any], dict[str, Any]]:
         """Callable and arguments as they were; containers are new ones."""
@@ -187,19 +202,20 @@ class Call:
 
     def run(self, region: str, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call it again in the state in which it ran; afterwards everything is as it was before."""
-        undo = [(watch, watch.put(taken)) for watch, taken in self.watches]
+        undo = [(watch, watch.put(taken, attributes=self.python_state)) for watch, taken in self.watches]
+        moved = put_objects(self.objects) if self.objects else []
         now = [(value, take_state(value)) for value, _ in self.states] if self.states else ()
         for value, state in self.states:
             put_state(value, state)
         attributes = put_attributes(self.attributes) if self.attributes else None
         ambient = take_ambient(len(self.ambient[5]) > 0)
         wanted = for_replay(self.ambient)
-        moved = wanted[1:] != ambient[1:]
+        elsewhere = wanted[1:] != ambient[1:]
         grad = torch.is_grad_enabled()
         random = take_random()
         try:
             private.set_grad_enabled(True)
-            if moved:
+            if elsewhere:
                 set_ambient(wanted, ambient)
             put_random(self.random)
             with TowerMode() if self.audited else nullcontext():  # type: ignore[no-untyped-call]
@@ -209,15 +225,17 @@ class Call:
             return result
         finally:
             put_random(random)
-            if moved:
+            if elsewhere:
                 set_ambient(ambient, wanted)
             private.set_grad_enabled(grad)
             if attributes is not None:
                 put_back_attributes(attributes)
+            for own, before in moved:
+                own.update(before)
             for value, state in now:
                 put_state(value, state)
-            for watch, before in undo:
-                watch.put_back(before)
+            for watch, there in undo:
+                watch.put_back(there)
             self.check_modules(region)
 
     def check_modules(self, region: str) -> None:

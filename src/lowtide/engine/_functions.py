@@ -15,6 +15,7 @@ from lowtide.engine._parts import Box, Taken
 
 _EMPTY = object()
 _PLAIN = (types.ModuleType, type, types.BuiltinFunctionType)
+_STEADY = frozenset({int, float, complex, bool, str, bytes, type(None)})
 _LARGEST_GLOBAL = 1000
 _NAMES: weakref.WeakKeyDictionary[types.CodeType, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
@@ -22,7 +23,8 @@ _NAMES: weakref.WeakKeyDictionary[types.CodeType, tuple[str, ...]] = weakref.Wea
 def take_function(fn: types.FunctionType) -> Taken | None:
     """A function by its code, cell contents and the globals it names. None if it depends on nothing that can change."""
     cells, names = fn.__closure__ or (), _changeable_globals(fn)
-    if not cells and not names:
+    defaults = fn.__defaults__ or ()
+    if not cells and not names and all(type(value) in _STEADY for value in defaults):
         return None
     table = fn.__globals__
     values = [table[name] for name in names]
@@ -30,7 +32,7 @@ def take_function(fn: types.FunctionType) -> Taken | None:
     box = Box(_maker(fn, len(cells), names, values), _filler(table, len(cells), names))
     box.steady = hasattr(fn, "__lowtide_region__")
     box.labels = [f" (variable {name!r} of {fn.__name__})" for name in (*fn.__code__.co_freevars, *names)]
-    return box, [*contents, *values]
+    return box, [*contents, *values, *defaults]
 
 
 def _maker(fn: types.FunctionType, cell_count: int, names: list[str], values: list[Any]) -> Any:
@@ -56,7 +58,9 @@ def _filler(table: dict[str, Any], cell_count: int, names: list[str]) -> Any:
             if part is not _EMPTY:
                 cell.cell_contents = part
         if made.__globals__ is not table:
-            made.__globals__.update(zip(names, parts[cell_count:], strict=True))
+            made.__globals__.update(zip(names, parts[cell_count:], strict=False))
+        if made.__defaults__:
+            made.__defaults__ = tuple(parts[cell_count + len(names) :])
 
     return fill
 

@@ -6,6 +6,7 @@ Learned is by place (which attribute, which buffer, which argument), so that lat
 from __future__ import annotations
 
 import random
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,6 +82,7 @@ class Before:
         if profile.numpy_random and all(known is not NUMPY for known, _ in call.states):
             call.states.append((NUMPY, numpy))
         _keep_unchanged(self._memo, {id(tensor): known for tensor, known in self._inputs})
+        profile.kinds.update(weakref.ref(type(value)) for value, _ in self._memo.values())
         for watched in self._watched:
             watched.learn(call)
         if self._written:
@@ -157,7 +159,7 @@ def learn_surprises(call: Call, watch: Watch, rebound: list[tuple[dict[str, Any]
     """Attributes that a call which was not watched gave another value."""
     known = {(id(own), name) for own, name in watch.changed}
     for own, name, old in rebound:
-        if (id(own), name) not in known and name not in ("training", "forward"):
+        if (id(own), name) not in known:
             watch.changed.append((own, name))
             call.attributes.append((own, name, store(old, AttributeKeeper(), {})))
 

@@ -63,6 +63,7 @@ class Profile:
         expected: script of the call before.
         scripts: by what a call shows of its way without being watched, see ``Frame.key_of``.
         flags: those that watched calls were given, see ``Call.flags``.
+        kinds: types of the objects that watched calls could reach.
         left: calls until the next audit.
         attention: it calls scaled dot product attention, so the choice of backends matters.
         copied: which of its tensor inputs it writes to.
@@ -84,6 +85,7 @@ class Profile:
     differentiates: bool = False
     told: set[str] = field(default_factory=set)
     flags: set[tuple[Any, ...]] = field(default_factory=set)
+    kinds: set[weakref.ref[type]] = field(default_factory=set)
     strangers: int = 0
 
     def is_news(self, flags: tuple[Any, ...]) -> bool:

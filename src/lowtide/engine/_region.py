@@ -128,4 +128,4 @@ def _is_news(call: Call) -> bool:
     for watch, taken in call.watches:
         if not watch.audited or taken[2] not in watch.trainings:
             return True
-    return call.profile.is_news(call.flags())
+    return call.news or call.profile.is_news(call.flags())

@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,13 +118,32 @@ def _fill(frame: Frame, missing: dict[int, Slot]) -> None:
 
 def _run_once(frame: Frame, missing: dict[int, Slot]) -> None:
     recorder = Recorder(frame, missing)
-    run_calls(frame, recorder)
+    if any(call.profile.differentiates for call in frame.calls):
+        with _gradients_kept(frame):
+            run_calls(frame, recorder)
+    else:
+        run_calls(frame, recorder)
     if not recorder.done:
         recorder.check_complete()
     recorder.check_values()
     for call in frame.calls:
         if call.script is not None and call.script.late:
             _accept_late(call.first, call.script.late, missing)
+
+
+@contextmanager
+def _gradients_kept(frame: Frame) -> Iterator[None]:
+    """A region that calls backward adds to gradients; its replay must not do so again."""
+    watched = [tensor for call in frame.calls for _, taken in call.watches for tensor in taken[0]]
+    leaves = [t for t in (*watched, *frame.held) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
+    before = [(leaf, leaf.grad, None if leaf.grad is None else leaf.grad.clone()) for leaf in leaves]
+    try:
+        yield
+    finally:
+        for leaf, grad, copy in before:
+            if grad is not None and copy is not None:
+                grad.detach().copy_(copy)
+            leaf.grad = grad
 
 
 def _accept_late(first: int, late: set[int], missing: dict[int, Slot]) -> None:

@@ -18,6 +18,20 @@ _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = 
     np.random.RandomState: (lambda r: r.get_state(), lambda r, state: r.set_state(state)),
     np.random.Generator: (lambda g: g.bit_generator.state, lambda g, state: setattr(g.bit_generator, "state", state)),
 }
+_LARGEST_ARRAY_BYTES = 1 << 20
+
+
+def _copy_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """Larger ones are data, which a region only reads."""
+    return array.copy() if array.nbytes <= _LARGEST_ARRAY_BYTES else None
+
+
+def _put_array(array: np.ndarray[Any, Any], copy: np.ndarray[Any, Any] | None) -> None:
+    if copy is not None and array.flags.writeable:
+        np.copyto(array, copy)
+
+
+_KINDS[np.ndarray] = (_copy_array, _put_array)
 _FOUND: dict[type, bool] = {}
 
 

@@ -43,6 +43,9 @@ class Keeper(Protocol):
     def module(self, module: nn.Module) -> None:
         """A module that the call may run."""
 
+    def other(self, value: object) -> None:
+        """An ordinary object, which is passed on as it is."""
+
     def state(self, value: object) -> None:
         """An object whose state is taken and restored: a random generator, or of a registered type."""
 
@@ -97,9 +100,11 @@ def _store_other(value: Any, keeper: Keeper, memo: Memo) -> Any:
         keeper.module(value)
     elif has_state(type(value)):
         keeper.state(value)
-    elif keeper.deep and len(memo) < _MOST_OBJECTS and is_ordinary(type(value)):
-        known = memo.get(id(value))
-        return known[1] if known is not None else _fill(value, take_object(value), keeper, memo)
+    elif is_ordinary(type(value)):
+        if keeper.deep and len(memo) < _MOST_OBJECTS:
+            known = memo.get(id(value))
+            return known[1] if known is not None else _fill(value, take_object(value), keeper, memo)
+        keeper.other(value)
     return value
 
 
@@ -137,6 +142,9 @@ class _Collector:
     def module(self, module: nn.Module) -> None:
         pass
 
+    def other(self, value: object) -> None:
+        pass
+
     def state(self, value: object) -> None:
         pass
 
@@ -168,9 +176,17 @@ def mark_mutable(kind: type) -> None:
 
 def is_ordinary(kind: type) -> bool:
     """Whether objects of this type are data of the user's own, made of attributes."""
+    known = _ORDINARY.get(kind)
+    if known is None:
+        known = _ORDINARY[kind] = _find_ordinary(kind)
+    return known
+
+
+def _find_ordinary(kind: type) -> bool:
     return (
         kind.__module__.partition(".")[0] not in _LIBRARIES
-        and kind.__dictoffset__ != 0
+        and kind.__flags__ & _HEAP_TYPE != 0
+        and (kind.__dictoffset__ != 0 or bool(_slot_names(kind)))
         and not issubclass(kind, (type, BaseException, nn.Module))
         and kind.__new__ is object.__new__
         and not hasattr(kind, "__torch_function__")
@@ -182,6 +198,8 @@ def is_transformers_cache(kind: type) -> bool:
     return any(base.__module__ == "transformers.cache_utils" for base in kind.__mro__)
 
 
+_ORDINARY: dict[type, bool] = {}
+_HEAP_TYPE = 1 << 9
 _LIBRARIES = frozenset(
     {"builtins", "torch", "numpy", "lowtide", "contextvars", "threading", "logging", "weakref", "_weakref", "io", "_io", "types"}
 )

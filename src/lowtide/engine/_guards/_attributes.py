@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 import torch
@@ -55,14 +56,17 @@ class AttributeKeeper:
     def module(self, module: nn.Module) -> None:
         """Modules in the tree are watched anyway."""
 
+    def other(self, value: object) -> None:
+        """Ordinary objects in attributes are looked at by audits."""
+
     def state(self, value: object) -> None:
         """Note a generator."""
         self.states.append(value)
 
 
-def take_attributes(places: list[tuple[dict[str, Any], str]]) -> list[Attributes]:
-    """What these attributes are now."""
-    keeper, memo = AttributeKeeper(copy=True), {}  # type: tuple[AttributeKeeper, dict[int, Any]]
+def take_attributes(places: list[tuple[dict[str, Any], str]], *, copy: bool = True) -> list[Attributes]:
+    """What these attributes are now; ``copy``: of their tensors as well."""
+    keeper, memo = AttributeKeeper(copy=copy), {}  # type: tuple[AttributeKeeper, dict[int, Any]]
     return [(own, name, store(own[name], keeper, memo) if name in own else ABSENT) for own, name in places]
 
 
@@ -73,6 +77,17 @@ def put_attributes(taken: list[Attributes]) -> list[Attributes]:
     for own, name, stored in taken:
         _set(own, name, ABSENT if stored is ABSENT else load(stored, fetch_direct, memo))
     return before
+
+
+def put_objects(taken: list[tuple[dict[str, Any], list[Any]]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Make the attributes of ordinary objects what they were; returns those that had become others."""
+    moved = []
+    for own, values in taken:
+        if not all(map(is_, own.values(), values)):
+            wanted = {name: value for name, value in zip(own, values, strict=False) if own[name] is not value}
+            moved.append((own, {name: own[name] for name in wanted}))
+            own.update(wanted)
+    return moved
 
 
 def put_back_attributes(before: list[Attributes]) -> None:

@@ -7,6 +7,7 @@ its place for the call, and do not keep the module alive.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
@@ -24,11 +25,13 @@ _MOODLESS = (
     *(nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid),
 )
 _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
-_FRAMEWORK = ("torch.nn.", "torch.ao.")
+_LARGEST_CONTAINER = 64
 _OWN_OF_MODULES = frozenset(nn.Module().__dict__)
 
-# tensors, their versions, training flags where they matter, attributes of modules that are not torch's
+# tensors, their versions, training flags where they matter, attributes of modules that have some of their own
 Taken = tuple[list[Any], list[int], list[bool], list[Any]]
+# what stood in the tables, training flags, memory behind parameters, and attributes: their dictionary, name and value
+Undo = tuple[list[Any] | None, list[bool], list[Any], list[tuple[dict[str, Any], str, Any]]]
 
 
 class Watch:
@@ -41,20 +44,21 @@ class Watch:
         trainings: the training flags of the calls that were.
         trainable: which tensors required gradients when it was watched last.
         written: places in ``names`` of tensors that calls write to: a replay is given copies.
+        containers: attributes that are lists and the like: a replay gets copies of them as they were.
         changed: attributes that calls change: the dictionary they are in, and their name.
         states: random generators and the like, among attributes, that calls advance.
     """
 
     __slots__ = (
-        "_dicts", "_hooked", "_moody", "_own", "_paths", "_sharded", "_tables", "audited", "changed", "modules", "names", "states",
-        "trainable", "trainings", "written",
+        "_dicts", "_hooked", "_moody", "_own", "_paths", "_sharded", "_tables", "audited", "changed", "containers", "modules",
+        "names", "states", "trainable", "trainings", "written",
     )  # fmt: skip
 
     def __init__(self, root: nn.Module) -> None:
         found = [(path, m) for path, m in root.named_modules() if type(m.__dict__.get("_parameters")) is dict]
         self._paths = [path for path, _ in found]
         self._dicts: list[dict[str, Any]] = [m.__dict__ for _, m in found]
-        self._own = [m.__dict__ for _, m in found if not type(m).__module__.startswith(_FRAMEWORK)]
+        self._own = [m.__dict__ for _, m in found if type(m) not in _MOODLESS]
         tables = [(path, m.__dict__[kind]) for path, m in found for kind in ("_parameters", "_buffers") if m.__dict__[kind]]
         self._tables: list[dict[str, torch.Tensor | None]] = [table for _, table in tables]
         moody = [(path, m.__dict__) for path, m in found if type(m) not in _MOODLESS]
@@ -63,6 +67,7 @@ class Watch:
         self.names = [f"{path}.{name}" if path else name for path, table in tables for name in table]
         self._sharded = any(base.__name__ in _SHARDED for _, m in found for base in type(m).__mro__)
         self._hooked = any(m._forward_hooks or m._forward_pre_hooks for _, m in found)
+        self.containers = [(own, name) for own in self._own for name, value in own.items() if _is_own_container(name, value)]
         self.audited = False
         self.trainings: list[list[bool]] = []
         self.trainable: list[bool] = []
@@ -87,28 +92,35 @@ class Watch:
         own = [*chain.from_iterable(map(_values_of, self._own))] if self._own else []
         return tensors, versions, [*map(_training_of, self._moody)], own
 
-    def put(self, wanted: Taken) -> Taken | None:
-        """Put the tensors and flags of another moment in place; returns those that were there, None if they are the same."""
+    def put(self, wanted: Taken, *, attributes: bool) -> Undo | None:
+        """Put the tensors, flags and attributes of another moment in place; returns those that were there, None if they are the same."""
         tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
         training = [*map(_training_of, self._moody)]
         same = self._sharded or (len(tensors) == len(wanted[0]) and all(map(is_, tensors, wanted[0])))
-        if same and training == wanted[2] and not self._hooked:
+        moved = self.rebound(wanted) if attributes and self._own and not self._sharded else []
+        if same and training == wanted[2] and not self._hooked and not moved:
             return None
         data = [t.detach() for t in tensors if t is not None and t.is_leaf] if self._hooked else []
         if not same:
             self._put_tensors(wanted[0], wanted[1])
+        undo = [(own, name, own[name]) for own, name, _ in moved]
+        for own, name, value in moved:
+            own[name] = value
         for own, flag in zip(self._moody, wanted[2], strict=True):
             own["training"] = flag
-        return tensors, [], training, data
+        return None if same and not data else tensors, training, data, undo
 
-    def put_back(self, before: Taken | None) -> None:
+    def put_back(self, before: Undo | None) -> None:
         """Undo ``put``."""
         if before is None:
             return
-        if not self._sharded:
-            self._put_tensors(before[0], None)
-            _put_data([t for t in before[0] if t is not None and t.is_leaf], before[3])
-        for own, flag in zip(self._moody, before[2], strict=True):
+        tensors, training, data, attributes = before
+        if tensors is not None and not self._sharded:
+            self._put_tensors(tensors, None)
+            _put_data([t for t in tensors if t is not None and t.is_leaf], data)
+        for own, name, value in attributes:
+            own[name] = value
+        for own, flag in zip(self._moody, training, strict=True):
             own["training"] = flag
 
     def _put_tensors(self, wanted: list[Any], versions: list[int] | None) -> None:
@@ -138,19 +150,22 @@ class Watch:
         return [(own, name) for own in self._dicts for name in own if name not in _OWN_OF_MODULES and name != "forward"]
 
     def rebound(self, then: Taken) -> list[tuple[dict[str, Any], str, Any]]:
-        """Attributes of modules that are not torch's which are another object than they were, with what they were."""
-        now = [*chain.from_iterable(map(dict.values, self._own))]
-        if len(now) == len(then[3]) and all(map(is_, now, then[3])):
-            return []
-        if len(now) != len(then[3]):
+        """Attributes of modules which are another object than they were, with what they were."""
+        now = [*chain.from_iterable(map(_values_of, self._own))]
+        if len(now) != len(then[3]) or all(map(is_, now, then[3])):
             return []
         places = [(own, name) for own in self._own for name in own]
-        return [(own, name, old) for (own, name), old in zip(places, then[3], strict=True) if own[name] is not old]
+        changed = [(own, name, old) for (own, name), old in zip(places, then[3], strict=True) if own[name] is not old]
+        return [(own, name, old) for own, name, old in changed if name not in ("training", "forward")]
 
     def path_of(self, own: dict[str, Any], name: str) -> str:
         """The path of an attribute, for people."""
         path = next(path for path, known in zip(self._paths, self._dicts, strict=True) if known is own)
         return f"{path}.{name}" if path else name
+
+
+def _is_own_container(name: str, value: object) -> bool:
+    return name not in _OWN_OF_MODULES and type(value) in (list, dict, set, deque) and len(value) <= _LARGEST_CONTAINER  # type: ignore[arg-type]
 
 
 def _version(tensor: torch.Tensor | None) -> int:
