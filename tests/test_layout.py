@@ -38,6 +38,7 @@ ORDER = (
     "integrations",
     "report",
     "_fit",
+    "notebook",
     "_explain",
     "cli",
 )

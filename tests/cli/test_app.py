@@ -17,7 +17,7 @@ def test_the_version_is_printed(invoke):
     assert re.fullmatch(rf"lowtide (\d+\.\d+\S*|\(not installed\)) \(torch {re.escape(torch.__version__)}\)\n", result.stdout)
 
 
-@pytest.mark.parametrize("command", [(), ("fit",), ("demo",), ("show-plan",)])
+@pytest.mark.parametrize("command", [(), ("fit",), ("demo",), ("show-plan",), ("trace",), ("explain",), ("report",), ("bench",)])
 def test_every_command_has_help(invoke, command):
     result = invoke(*command, "--help")
     assert result.exit_code == 0

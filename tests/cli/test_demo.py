@@ -44,6 +44,7 @@ def test_it_can_be_run_again_and_does_the_same(invoke, tmp_path):
     assert last < first, "the model did not learn"
 
 
+@pytest.mark.filterwarnings("ignore:the plain step does not repeat itself")
 def test_losses_that_differ_end_with_status_one(invoke, tmp_path, monkeypatch):
     runs = iter(range(10**6))
 

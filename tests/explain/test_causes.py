@@ -157,6 +157,20 @@ def test_without_paths_alike_modules_share_a_row(traced):
     assert [row.saved_bytes for row in rows] == sorted((row.saved_bytes for row in rows), reverse=True)
 
 
+def test_a_module_that_runs_inside_a_sibling_is_no_region_beside_it(traced):
+    class Chain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Mlp(16) for _ in range(3))
+            self.layers[0].forward = lambda x: self.layers[1](torch.tanh(self.layers[0].down(self.layers[0].up(x))))
+
+        def forward(self, x):
+            return self.layers[2](self.layers[0](x))
+
+    (mlps,) = (row for row in region_replays(traced(Chain(), torch.randn(64, 16))) if row.type == "Mlp")
+    assert mlps.paths == ("layers.0", "layers.2")
+
+
 def test_a_module_that_the_step_never_calls_is_refused(traced):
     with pytest.raises(InvalidInputError, match="'nowhere'"):
         region_replays(traced(Mlp(16), torch.randn(4, 16)), ("nowhere",))

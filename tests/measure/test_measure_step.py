@@ -11,7 +11,7 @@ from torch import nn
 import lowtide
 from lowtide.engine import install
 from lowtide.errors import InvalidInputError
-from lowtide.measure._phase_peaks import _highest, phase_peaks
+from lowtide.measure._phase_peaks import _highest, live_storages, phase_peaks
 from lowtide.measure._resident import peak_resident_set_bytes
 from lowtide.plan import simulate
 from lowtide.trace import trace
@@ -63,7 +63,9 @@ def test_the_peak_is_that_of_the_trace() -> None:
     model, step = made()
     traced = trace(model, step)
     resident = sum(s.bytes for s in traced.storages if s.resident)
+    before = sum(live_storages(model, CPU).values())
     found = lowtide.measure(model, step, steps=1)
+    assert found.live_bytes == pytest.approx(before + 2 * sum(p.nbytes for p in model.parameters()), rel=0.01)  # and AdamW's state
     assert found.peak_bytes - found.live_bytes == pytest.approx(simulate(traced, None).peak_bytes - resident, rel=0.005)
 
 

@@ -7,10 +7,14 @@ from typing import Annotated
 
 import typer
 
+from lowtide.cli._bench import bench
 from lowtide.cli._demo import demo
+from lowtide.cli._explain import explain
 from lowtide.cli._fit import fit
+from lowtide.cli._report import report
 from lowtide.cli._show_plan import show_plan
 from lowtide.cli._streams import silence_output
+from lowtide.cli._trace import trace
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
@@ -18,6 +22,10 @@ app = typer.Typer(
 app.command()(fit)
 app.command()(demo)
 app.command("show-plan")(show_plan)
+app.command()(trace)
+app.command()(explain)
+app.command()(report)
+app.command()(bench)
 
 
 def main() -> None:

@@ -17,12 +17,12 @@ from lowtide.cli._target import loaded
 from lowtide.report import Subject, decided, fit_table, region_table, report_dict
 from lowtide.units import parse_budget
 
-_TARGET = "gpt, resnet or unet, or path/to/script.py:function or package.module:function, where the function returns a lowtide.Workload."
+TARGET = "gpt, resnet or unet, or path/to/script.py:function or package.module:function, where the function returns a lowtide.Workload."
 _BUDGET = "The peak to allow: bytes (1.5GiB, 800MB), a share of the traced peak (50%), or auto: what the device has free."
 
 
 def fit(
-    target: Annotated[str, typer.Argument(help=_TARGET, show_default=False)],
+    target: Annotated[str, typer.Argument(help=TARGET, show_default=False)],
     budget: Annotated[str, typer.Option("--budget", "-b", help=_BUDGET, show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print the report for machines, and nothing else, on standard output.")] = False,
     plan: Annotated[Path | None, typer.Option(help="Write the plan to this file, for lowtide.apply.", show_default=False)] = None,

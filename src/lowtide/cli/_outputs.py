@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from lowtide.errors import InvalidInputError
+from lowtide.explain import explain
 from lowtide.report import Fitted, Subject, fit_page, timeline_svg
 
 
@@ -32,7 +33,15 @@ def write_report(path: Path, fit: Fitted, subject: Subject) -> None:
     Raises:
         InvalidInputError: the file cannot be written.
     """
-    text = timeline_svg(fit, subject) if path.suffix.lower() == ".svg" else fit_page(fit, subject)
+    write_text(path, timeline_svg(fit, subject) if path.suffix.lower() == ".svg" else fit_page(fit, subject, explain(fit.trace)))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a report.
+
+    Raises:
+        InvalidInputError: the file cannot be written.
+    """
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

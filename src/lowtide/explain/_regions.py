@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 import numpy as np
 
@@ -129,8 +131,16 @@ class _Reader:
         return [group for size, _, group in sized[:most] if size]
 
     def _apart(self, paths: list[str]) -> tuple[str, ...]:
-        """Without those inside another: regions of one plan cannot overlap."""
-        return tuple(p for p in paths if not any(p != other and is_inside(p, other) for other in paths))
+        """Without those whose calls run inside calls of another: regions of one plan cannot overlap."""
+        kept: list[str] = []
+        taken: list[tuple[int, int]] = []
+        for path in paths:
+            spans = [(call, int(self.index.call_stop[call])) for call in self.index.calls_of_path[path]]
+            if not any(_touches(span, taken) for span in spans):
+                kept.append(path)
+                for span in spans if not _nested(spans) else spans[:1]:
+                    insort(taken, span)
+        return tuple(kept)
 
     def _slots(self, paths: tuple[str, ...]) -> list[int]:
         calls = [c for path in paths for c in self.index.calls_of_path[path]]
@@ -289,6 +299,17 @@ class _Reader:
         peak = moment(self.view, at)
         where = peak_in(self.view, peak)
         return [Reason(Cause.PEAK_ELSEWHERE, 0, f"the peak is elsewhere, {described(peak)}: mostly {where.value}", where)]
+
+
+def _touches(span: tuple[int, int], taken: list[tuple[int, int]]) -> bool:
+    """Whether a span overlaps one of those taken, which lie apart and in order."""
+    at = bisect_left(taken, span)
+    return (at > 0 and taken[at - 1][1] > span[0]) or (at < len(taken) and taken[at][0] < span[1])
+
+
+def _nested(spans: list[tuple[int, int]]) -> bool:
+    """A module that calls itself."""
+    return any(later[0] < earlier[1] for earlier, later in pairwise(spans))
 
 
 def _saver(node: str, path: str | None) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from lowtide.engine import replay_seconds
 from lowtide.errors import InvalidInputError
 from lowtide.measure._measurement import Comparison, Measurement
-from lowtide.measure._phase_peaks import PhasePeaks, phase_peaks
+from lowtide.measure._phase_peaks import live_storages, phase_peaks
 from lowtide.measure._resident import peak_resident_set_bytes
 from lowtide.measure._timing import Times, ratio, time_in_turns
 from lowtide.trace import TrainingState, device_of
@@ -54,12 +54,15 @@ def measure(
         if count <= 0:
             raise InvalidInputError(f"{name} is a number above zero; found {count}")
     ways = [step] if against is None else [step, against]
-    state, device = TrainingState(model), device_of(model)
+    device = device_of(model)
+    before = live_storages(model, device).keys()
+    state = TrainingState(model)
+    ours = live_storages(model, device).keys() - before
     try:
         for way in ways:
             way()
         times, replays = _timed(ways, steps, device)
-        found = [_measured(way, model, device, t, s, tokens) for way, t, s in zip(ways, times, replays, strict=True)]
+        found = [_measured(way, model, (device, ours), t, s, tokens) for way, t, s in zip(ways, times, replays, strict=True)]
     finally:
         state.restore()
     return found[0] if against is None else Comparison(found[0], found[1], ratio(*times))
@@ -81,8 +84,11 @@ def _timed(ways: list[Step], steps: int, device: torch.device) -> tuple[list[Tim
     return times, [seconds / (steps + 1) for seconds in spent]
 
 
-def _measured(way: Step, model: nn.Module, device: torch.device, times: Times, replay_s: float, tokens: int | None) -> Measurement:
-    peaks: PhasePeaks = phase_peaks(way, model, device)
+def _measured(
+    way: Step, model: nn.Module, where: tuple[torch.device, set[int]], times: Times, replay_s: float, tokens: int | None
+) -> Measurement:
+    device, ours = where
+    peaks = phase_peaks(way, model, device, ours)
     found = Measurement.of(peaks.peak_bytes, times, replay_s)
     return replace(
         found,

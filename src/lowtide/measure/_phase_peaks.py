@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -37,33 +37,34 @@ class PhasePeaks:
     by_phase: tuple[tuple[str, int], ...]
 
 
-def phase_peaks(step: Callable[[], object], model: nn.Module, device: torch.device) -> PhasePeaks:
+def phase_peaks(step: Callable[[], object], model: nn.Module, device: torch.device, ours: Set[int] = frozenset()) -> PhasePeaks:
     """Run a step twice and measure the second run.
 
     Args:
         step: the step.
         model: that it trains.
         device: whose bytes count.
+        ours: keys of storages that are not the step's and not to be counted on the CPU: a snapshot of the model, say.
     """
-    return _on_cuda(step, device) if device.type == "cuda" else _on_cpu(step, model, device)
+    return _on_cuda(step, device) if device.type == "cuda" else _on_cpu(step, model, device, ours)
 
 
-def live_tensor_bytes(model: nn.Module, device: torch.device) -> int:
-    """Bytes of all storages on a device that a Python object stands for."""
+def live_storages(model: nn.Module, device: torch.device) -> dict[int, int]:
+    """Key and bytes of every storage on a device that a Python object stands for."""
     for parameter in model.parameters():
         parameter.grad  # noqa: B018  # a gradient that only autograd ever touched has no Python object before it is read
     found: dict[int, int] = {}
     for tensor in (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)):
         if tensor.device == device and (key := storage_key(tensor)):
             found[key] = tensor.untyped_storage().nbytes()
-    return sum(found.values())
+    return found
 
 
-def _on_cpu(step: Callable[[], object], model: nn.Module, device: torch.device) -> PhasePeaks:
+def _on_cpu(step: Callable[[], object], model: nn.Module, device: torch.device, ours: Set[int]) -> PhasePeaks:
     with allocator_events(_MARK, *_LABELS) as events:
         step()
         gc.collect()
-        live = live_tensor_bytes(model, device)
+        live = sum(size for key, size in live_storages(model, device).items() if key not in ours)
         with phases_told(lambda phase: record_function(f"lowtide::{phase}")), record_function(_MARK):
             step()
     [(start, end)] = events.spans(_MARK)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from lowtide.report._palette import BUDGET, FONT, GRID, INK, MUTED
+from lowtide.report._palette import BUDGET, FONT, GRID, INK, MUTED, REPLAY
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def page(title: str, lead: str, sections: tuple[Section, ...], *, scripts: tuple
     Returns:
         A complete HTML document.
     """
-    head = "".join(f"<script>{script}</script>" for script in scripts)
+    head = "".join(f"<script>{script}</script>" for script in (*scripts, _SORT))
     body = "".join(_section(section) for section in sections)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -65,7 +65,17 @@ h2 {{ font-size: 18px; margin: 0 0 4px; }}
 header p {{ margin: 0 0 22px; color: {MUTED}; font-size: 16px; max-width: 110ch; }}
 section {{ background: #fff; border: 1px solid {GRID}; border-radius: 12px; padding: clamp(14px, 2vw, 24px); margin: 0 0 20px; }}
 .note {{ margin: 0 0 12px; color: {MUTED}; max-width: 110ch; }}
+h3 {{ font-size: 15px; margin: 18px 0 4px; }}
 .plot {{ height: clamp(520px, 74vh, 820px); }}
+.plot.half {{ height: clamp(380px, 52vh, 560px); }}
+.plot.strip {{ height: 240px; }}
+.sortable th {{ cursor: pointer; user-select: none; }}
+.sortable th:focus-visible {{ outline: 2px solid {REPLAY}; outline-offset: -2px; }}
+th[aria-sort=ascending]::after {{ content: " ▲"; }}
+th[aria-sort=descending]::after {{ content: " ▼"; }}
+#advice td:last-child {{ overflow-wrap: anywhere; min-width: 26ch; }}
+.why {{ min-width: 34ch; font-size: 13px; color: {MUTED}; }}
+.why b {{ color: {INK}; font-weight: 600; }}
 .legend {{ display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 8px; padding: 0; list-style: none; font-size: 13px; }}
 .legend i {{ display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 7px; vertical-align: -1px; }}
 .cards {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 0 0 20px; }}
@@ -92,5 +102,34 @@ td code {{ font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospa
   .card {{ padding: 9px 10px; }}
   .card b {{ font-size: 18px; }}
   .plot {{ height: 560px; }}
+  .plot.half {{ height: 420px; }}
 }}
+"""
+
+# Sorts a table by the column whose heading is clicked, or entered by keyboard: numbers from the most down at first, words from A.
+_SORT = """
+addEventListener("DOMContentLoaded", () => {
+  const key = (row, column) => {
+    const cell = row.cells[column];
+    return cell.dataset.v === undefined ? cell.textContent.trim() : Number(cell.dataset.v);
+  };
+  const sort = (table, heading) => {
+    const column = heading.cellIndex, body = table.tBodies[0], rows = [...body.rows];
+    const numeric = rows.some(row => row.cells[column].dataset.v !== undefined);
+    const before = heading.getAttribute("aria-sort");
+    const down = before ? before === "ascending" : numeric;
+    table.querySelectorAll("th").forEach(other => other.removeAttribute("aria-sort"));
+    heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const compare = numeric ? (a, b) => a - b : (a, b) => a.localeCompare(b, undefined, {numeric: true});
+    rows.sort((a, b) => (down ? -1 : 1) * compare(key(a, column), key(b, column)));
+    body.append(...rows);
+  };
+  document.querySelectorAll("table.sortable").forEach(table => table.querySelectorAll("th").forEach(heading => {
+    heading.tabIndex = 0;
+    heading.addEventListener("click", () => sort(table, heading));
+    heading.addEventListener("keydown", event => {
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(table, heading); }
+    });
+  }));
+});
 """

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowtide.report._fitted import Fitted
 from lowtide.report._palette import BUDGET, CATEGORY_COLOURS, FONT, GRID, INK, MUTED, REPLAY, REPLAY_SHADE
 from lowtide.report._timeline import STACK_ORDER, Timeline, labels, thinned, timeline
 from lowtide.units import format_bytes
+
+if TYPE_CHECKING:
+    from lowtide.plan import Simulation
+    from lowtide.records import StepTrace
 
 _COLUMNS = 1200
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
@@ -63,25 +66,31 @@ class _Axes:
         return np.append(count, count[-1]) / self.bytes[1]
 
 
-def timeline_figure(fit: Fitted) -> Any:
-    """Draw the timelines.
+def timeline_figure(sides: dict[str, Simulation], trace: StepTrace, budget_bytes: int | None = None) -> Any:
+    """Draw timelines, one above the other on one scale.
+
+    Args:
+        sides: what each is, and the step that it shows.
+        trace: the step without a plan.
+        budget_bytes: where a line is drawn.
 
     Returns:
         A ``plotly.graph_objects.Figure``. Hovering names the op that ran, its module path and its source line.
     """
     from plotly.subplots import make_subplots
 
-    sides = {"Without the plan": fit.before, "With the plan": fit.after}
     titles = [f"{name} · peak {format_bytes(side.peak_bytes)}" for name, side in sides.items()]
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.12, subplot_titles=titles)
+    spacing = {"shared_xaxes": True, "vertical_spacing": 0.12} if len(sides) > 1 else {}
+    figure = make_subplots(rows=len(sides), cols=1, subplot_titles=titles, **spacing)
     figure.update_annotations(x=0, xanchor="left", font={"size": 14})
     lines = [thinned(timeline(side), _COLUMNS) for side in sides.values()]
-    axes = _Axes.around(lines, fit.budget_bytes)
+    axes = _Axes.around(lines, budget_bytes or 0)
     for row, (line, side) in enumerate(zip(lines, sides.values(), strict=True), start=1):
-        texts = _hover_texts(labels(line, side, fit.trace))
+        texts = _hover_texts(labels(line, side, trace))
         figure.add_traces([*_areas(line, axes), _replay_bands(line, axes), _total(line, axes, texts)], rows=row, cols=1)
-        text = f"budget {format_bytes(fit.budget_bytes)}"
-        figure.add_hline(fit.budget_bytes / axes.bytes[1], row=row, col=1, annotation_text=text, **_BUDGET_LINE)
+        if budget_bytes is not None:
+            text = f"budget {format_bytes(budget_bytes)}"
+            figure.add_hline(budget_bytes / axes.bytes[1], row=row, col=1, annotation_text=text, **_BUDGET_LINE)
     _style(figure, axes)
     return figure
 

@@ -107,5 +107,13 @@ def _table(title: str) -> Table:
     return Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
 
 
+def plain_table(title: str, *words: str) -> Table:
+    """A table with columns of words to begin with; the caller adds those of numbers."""
+    table = _table(title)
+    for heading in words:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
 def _decision(decision: Decision) -> Text:
     return Text(decision.value, style=_COLOURS[decision])

@@ -128,7 +128,7 @@ def _replays(moments: tuple[Moment, ...]) -> tuple[Interval, ...]:
 def _label(moment: Moment, trace: StepTrace) -> str:
     op = trace.ops[moment.op]
     path = trace.calls[op.call].path or "(the model itself)" if op.call is not None else "outside any module"
-    phase = f"replay of {region_name(moment.region)}" if moment.phase == "replay" else moment.phase
+    phase = f"replay of {region_name(moment.region)}" if moment.region else moment.phase
     return "\n".join(part for part in (op.name, path, op.source, phase) if part)
 
 
@@ -138,5 +138,5 @@ def region_name(paths: tuple[str, ...]) -> str:
     >>> region_name(("blocks.1",)), region_name(("blocks.1", "blocks.2", "blocks.3")), region_name(("",))
     ('blocks.1', 'blocks.1 … blocks.3', '(model)')
     """
-    names = [path or "(model)" for path in paths]
+    names = [path or "(model)" for path in paths] or ["(unknown)"]
     return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
