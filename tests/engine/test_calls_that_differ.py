@@ -80,6 +80,7 @@ def test_a_flag_in_a_closure_that_no_audited_call_had():
         assert torch.equal(run(lambda fn: fn, flag), run(lowtide.checkpoint, flag))
 
 
+@pytest.mark.filterwarnings("ignore:region .* is the only one of its step")
 def test_calls_that_never_repeat_are_not_all_watched(monkeypatch: pytest.MonkeyPatch):
     from lowtide.engine import _region
 

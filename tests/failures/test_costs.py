@@ -287,3 +287,25 @@ def test_a_region_keeps_its_functions_name_and_signature():
     run = lowtide.checkpoint(attention)
     assert inspect.signature(run) == inspect.signature(attention)
     assert (run.__name__, run.__doc__) == ("attention", "Attends.")
+
+
+def _three_steps(run):
+    for _ in range(3):
+        run(torch.randn(64, 64, requires_grad=True)).sum().backward()
+
+
+def _deep_model():
+    return nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(12)])
+
+
+def test_one_region_over_everything_is_warned_about():
+    with pytest.warns(UserWarning, match="only one of its step"):
+        _three_steps(lowtide.checkpoint(_deep_model()))
+
+
+def test_regions_over_parts_are_not_warned_about():
+    first, second = _deep_model(), _deep_model()
+    run_first, run_second = lowtide.checkpoint(first), lowtide.checkpoint(second)
+    _three_steps(lambda x: run_second(run_first(x)))
+    _three_steps(lambda x: second(run_first(x)))
+    _three_steps(lambda x: run_second(first(x)))

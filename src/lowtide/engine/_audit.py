@@ -45,6 +45,7 @@ class Audit:
     def run(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call it, and let its profile know what was seen."""
         frame, call = self._frame, self._call
+        self._script.first = all(tensor.is_leaf for tensor, _ in frame.inputs.values())
         before = Before(frame, call, target, args, kwargs)
         self._watcher.before = before
         if frame.hashes is None:

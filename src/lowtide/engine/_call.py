@@ -73,13 +73,14 @@ class Call:
         news: it can reach an object of a type that no watched call could reach.
         attributes: of modules, that such a call changes, with what they were.
         audited: it is watched op by op.
+        ended_at: the number of the first backward node made after it.
         first: how many tensors the frame had saved when it was entered.
         random_end: state of the CPU generator at the end, where another thread may have drawn from it meanwhile.
         script: of an audited call that went the same way, once it is known.
     """
 
     __slots__ = (
-        "_keep", "ambient", "args", "attributes", "audited", "deep", "first", "fixed", "kwargs", "news", "objects", "profile",
+        "_keep", "ambient", "args", "attributes", "audited", "deep", "ended_at", "first", "fixed", "kwargs", "news", "objects", "profile",
         "python_state", "random", "random_end", "script", "states", "target", "watches",
     )  # fmt: skip
 
@@ -104,6 +105,7 @@ class Call:
         self.fixed = fixed is not None
         self.deep = False
         self.audited = False
+        self.ended_at = 0
         self._keep: Callable[[torch.Tensor], Place] | None = frame.keep
         self._take(target, fixed, args, kwargs)
         self.random: Random = take_random()

@@ -224,6 +224,7 @@ class Frame:
         self.inputs = {}
         if is_replaying():
             return
+        call.ended_at = private.next_sequence_number()
         call.script = call.profile.scripts.get(self.key_of(call))
         if self._strange and call.script is call.profile.expected:
             call.script = None

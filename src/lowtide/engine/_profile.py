@@ -27,6 +27,7 @@ class Script:
         reach: for each place, the first one after it that cannot belong to the same op: backward asks for what was saved last
             first, so when it asks for a tensor it will not need what comes after.
         stop: for each place, the one at which a replay that needs no more may end.
+        first: the call began where the graph begins: no input was made by something that gradients flow through.
         settled: no user code that cleans up after itself (context managers, hooks) runs once so many were saved.
     """
 
@@ -37,6 +38,7 @@ class Script:
     grads: list[bool] = field(default_factory=list)
     plain: list[int] = field(default_factory=list)
     late: set[int] = field(default_factory=set)
+    first: bool = False
     settled: int = 0
     reach: list[int] = field(default_factory=list)
     stop: list[int] = field(default_factory=list)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lowtide import _torch_private as private
-from lowtide.engine._replay import replay
+from lowtide.engine._replay import replay, tell_once
 from lowtide.engine._slot import Slot, check_unchanged
 
 if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
+    from lowtide.engine._profile import Profile
 
 
 class _Recent(threading.local):
@@ -29,9 +30,14 @@ class _Recent(threading.local):
         self.last: weakref.ref[Frame] | None = None
         self.task = -1
         self.frames: list[weakref.ref[Frame]] = []
+        self.whole: tuple[Profile, str] | None = None
 
 
 _recent = _Recent()
+_MANY = 16
+"""Tensors that a region drops, from which on it is worth a warning that this saves nothing."""
+_LOSS_NODES = 16
+"""Backward nodes between the end of a region and the backward that may be the loss."""
 
 
 def unpack(packed: Any) -> torch.Tensor:
@@ -95,12 +101,29 @@ def _note(frame: Frame, task: int) -> None:
         if recent.task != task:
             _release(recent.frames, None)
             recent.task, recent.frames = task, []
+            recent.whole = _covers_all(frame)
             private.at_end_of_backward(_finish)
         recent.frames.append(this)
     recent.last = this
 
 
+def _covers_all(frame: Frame) -> tuple[Profile, str] | None:
+    """What to say if it turns out that this is the only region of the step, from the first layer to the loss."""
+    call = frame.calls[0]
+    if len(frame.calls) > 1 or frame.running or call.script is None or not call.script.first:
+        return None
+    dropped, nodes = sum(map(bool, call.script.plain)), private.next_sequence_number() - call.ended_at
+    if dropped < _MANY or not 0 <= nodes <= _LOSS_NODES:
+        return None
+    return call.profile, (
+        f"region {frame.region.name!r} is the only one of its step and holds all of it: its replay makes all {dropped} tensors again before"
+        " any is let go of, so the peak is as high as without. Make each of its layers a region of its own, or let lowtide.fit choose"
+    )
+
+
 def _finish() -> None:
+    if _recent.whole is not None and len(_recent.frames) == 1:
+        tell_once(*_recent.whole)
     frames, last = _recent.frames, _recent.last
     _recent.task, _recent.frames = -1, []
     _release(frames, None if last is None else last())
