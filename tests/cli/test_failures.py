@@ -192,3 +192,27 @@ def test_endless_recursion_is_reported_in_few_lines(blamed, script):
     sentence, traceback = blamed(f"{path}:build")
     assert "RecursionError" in sentence
     assert len(traceback.splitlines()) < 40
+
+
+def test_a_file_with_null_bytes_is_no_source(refused, tmp_path):
+    (tmp_path / "binary.py").write_bytes(b"\0\1\2")
+    assert "null bytes" in refused("fit", f"{tmp_path / 'binary.py'}:workload", "--budget", "50%")
+
+
+def test_a_coroutine_is_no_workload(refused, script):
+    path = script("async def later():\n    return workload()\n")
+    assert "returned a coroutine" in refused("fit", f"{path}:later", "--budget", "50%")
+
+
+def test_a_report_is_a_page_or_a_picture(refused, script, tmp_path):
+    said = refused("fit", f"{script()}:workload", "--budget", "50%", "--report", str(tmp_path / "report.pdf"))
+    assert ".html or .svg" in said
+
+
+def test_a_plan_that_names_a_module_which_the_model_lacks(refused, script, tmp_path, invoke):
+    plan = tmp_path / "plan.json"
+    assert invoke("fit", f"{script()}:workload", "--budget", "70%", "--plan", str(plan)).exit_code == 0
+    text = plan.read_text()
+    first = lowtide.Plan.load(plan).regions[0].paths[0]
+    plan.write_text(text.replace(f'"{first}"', '"not.there"', 1))
+    assert "not.there" in refused("show-plan", str(plan), f"{script()}:workload")

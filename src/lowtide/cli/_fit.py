@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lowtide import _fit
 from lowtide.cli._failures import reported
-from lowtide.cli._outputs import refuse_unwritable, write_report
+from lowtide.cli._outputs import refuse_other_forms, refuse_unwritable, write_report
 from lowtide.cli._streams import output_kept_clean, progress
 from lowtide.cli._target import loaded
 from lowtide.report import Subject, decided, fit_table, region_table, report_dict
@@ -36,6 +36,7 @@ def fit(
         parse_budget(budget)
         refuse_unwritable("--plan", plan)
         refuse_unwritable("--report", report)
+        refuse_other_forms("--report", report)
         with output_kept_clean():
             result, subject = _fitted(target, budget)
         if plan is not None:

@@ -27,6 +27,16 @@ def refuse_unwritable(option: str, path: Path | None) -> None:
         raise InvalidInputError(f"{option} {path} cannot be written: permission denied")
 
 
+def refuse_other_forms(option: str, path: Path | None) -> None:
+    """Refuse a report that is neither a page nor a picture.
+
+    Raises:
+        InvalidInputError: the name ends in something else.
+    """
+    if path is not None and path.suffix.lower() not in (".html", ".htm", ".svg"):
+        raise InvalidInputError(f"{option} {path}: a report is a page or a picture of the timeline: let the name end in .html or .svg")
+
+
 def write_report(path: Path, fit: Fitted, subject: Subject) -> None:
     """Write the report as HTML, or the timeline alone as a picture where the name ends in ``.svg``.
 

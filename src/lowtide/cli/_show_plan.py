@@ -12,7 +12,7 @@ from lowtide.cli._failures import reported
 from lowtide.cli._streams import output_kept_clean
 from lowtide.cli._target import loaded
 from lowtide.plan import Plan
-from lowtide.policy import fingerprint
+from lowtide.policy import apply
 from lowtide.report import plan_table
 
 
@@ -30,4 +30,4 @@ def show_plan(
 
 def _check(plan: Plan, target: str) -> None:
     with output_kept_clean(), loaded(target) as workload:
-        plan.check_fingerprint(fingerprint(workload.model))
+        apply(workload.model, plan).remove()

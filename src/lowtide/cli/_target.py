@@ -92,9 +92,12 @@ def _script(place: str) -> ModuleType:
 
 def _source(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        source = path.read_bytes()
     except OSError as error:
         raise TargetError(f"cannot read the target {path}: {error.strerror or error}") from error
+    if b"\0" in source:
+        raise TargetError(f"the target {path} is no Python source: it holds null bytes")
+    return source
 
 
 def _run(path: Path, source: bytes) -> ModuleType:
@@ -139,6 +142,8 @@ def _call(function: Any, target: str) -> Workload:
     if missing:
         raise TargetError(f"{target} needs arguments ({', '.join(missing)}): it is called without any, so give them defaults")
     found = function()
+    if inspect.iscoroutine(found):
+        found.close()
     if not isinstance(found, Workload):
         raise TargetError(f"{target} returned a {_kind(found)}: it must return a lowtide.Workload(model, step)")
     _check(found, target)
