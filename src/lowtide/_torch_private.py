@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensor as FakeTensor
 from torch._subclasses import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._python_dispatch import _pop_mode as _pop_dispatch
@@ -90,7 +91,7 @@ def running_node_name() -> str:
     return "" if node is None else node.name()
 
 
-next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
+next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """The number that the next backward node of this thread gets."""
 
 # A mark for the profiler, without the cost of record_function in Python.
@@ -101,6 +102,29 @@ def running_sequence_number() -> int | None:
     """The number of the backward node that is running."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()
+
+
+def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Exchange all that two tensors are, but for their identities.
+
+    As ``torch.utils.swap_tensors``, which refuses tensors that anything refers to weakly, or whose gradients are accumulated by a live
+    graph. Here what is exchanged is always exchanged back before anybody else looks. Tables of hooks stay with the identity in Python
+    but with the contents in C++, so that they have to be handed over.
+    """
+    hooks = [(tensor._backward_hooks, tensor._post_accumulate_grad_hooks) for tensor in (one, other)]
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+    torch._C._swap_tensor_impl(one, other)
+    for tensor, (backward, accumulated) in zip((other, one), hooks, strict=True):
+        tensor._backward_hooks = backward
+        if tensor.is_leaf:
+            tensor._post_accumulate_grad_hooks = accumulated
+
+
+def know_value(fake: torch.Tensor, value: torch.Tensor) -> None:
+    """Tell a fake tensor its value, so that it can be read until an op writes one that is not known."""
+    fake.constant = value  # type: ignore[attr-defined]
+    fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)  # type: ignore[attr-defined]
 
 
 def fix_weakly_held(tensor: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,21 +17,30 @@ class AllocatorEvents:
         """Nothing has been observed yet."""
         self.allocations: list[tuple[int, int]] = []
         """(time in ns, bytes; negative when freed), in order of time."""
+        self._times: list[int] = []
         self._spans: dict[str, list[tuple[int, int]]] = {}
 
     def spans(self, mark: str) -> list[tuple[int, int]]:
         """(start, end) in ns of every ``record_function(mark)`` block, in order of time."""
         return sorted(self._spans.get(mark, []))
 
+    def within(self, span: tuple[int, int]) -> list[int]:
+        """Bytes of the allocations in a span of time, in order."""
+        if len(self._times) != len(self.allocations):
+            self._times = [time for time, _ in self.allocations]
+        first, last = bisect.bisect_left(self._times, span[0]), bisect.bisect_right(self._times, span[1])
+        return [size for _, size in self.allocations[first:last]]
+
     def _read(self, profile: torch.autograd.profiler.profile, marks: Iterable[str]) -> None:
         results = profile.kineto_results
         events = [] if results is None else results.events()
         wanted = set(marks)
         for event in events:
-            if event.name() == "[memory]" and event.device_type().name == "CPU":
+            name = event.name()
+            if name == "[memory]" and event.device_type().name == "CPU":
                 self.allocations.append((event.start_ns(), event.nbytes()))  # type: ignore[attr-defined]
-            elif event.name() in wanted:
-                self._spans.setdefault(event.name(), []).append((event.start_ns(), event.end_ns()))
+            elif name in wanted:
+                self._spans.setdefault(name, []).append((event.start_ns(), event.end_ns()))
         self.allocations.sort(key=lambda event: event[0])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -40,6 +39,9 @@ class Execution(Protocol):
 
     def peaks(self) -> Sequence[int]:
         """After the end: the most bytes above the level at which the op began, for every op, in order."""
+
+    def returned(self) -> Sequence[Sequence[int]]:
+        """After the end: for every op, sizes of the storages that it returned, where they are not what its tensors said."""
 
 
 def real_execution(device: torch.device) -> Execution:
@@ -84,12 +86,14 @@ class CpuExecution:
         Raises:
             StepError: the profiler was disturbed.
         """
-        times = [time for time, _ in self._events.allocations]
-        sizes = [size for _, size in self._events.allocations]
         ops = self._events.spans(_MARK)
         if len(ops) != len(self._seconds):
             raise StepError(f"{len(self._seconds)} ops ran but the profiler saw {len(ops)}: a step that is traced must not run a profiler")
-        return [highest_level(sizes[bisect.bisect_left(times, start) : bisect.bisect_right(times, end)]) for start, end in ops]
+        return [highest_level(self._events.within(span)) for span in ops]
+
+    def returned(self) -> Sequence[Sequence[int]]:
+        """Tensors say what there is."""
+        return ()
 
 
 class CudaExecution:
@@ -129,3 +133,7 @@ class CudaExecution:
     def peaks(self) -> Sequence[int]:
         """Bytes above the start for every op."""
         return self._peaks
+
+    def returned(self) -> Sequence[Sequence[int]]:
+        """Tensors say what there is."""
+        return ()

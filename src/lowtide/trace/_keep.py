@@ -9,22 +9,64 @@ from typing import Any
 
 import torch
 
-Keep = Callable[[torch.UntypedStorage], Callable[[], torch.UntypedStorage]]
-"""Copies a storage. The result gives one with the same contents on the same device, as often as it is called."""
+Storage = Callable[[], torch.UntypedStorage]
+Keep = Callable[[torch.Tensor], Callable[[torch.Tensor], Callable[[], torch.Tensor]]]
+"""Copies the storage of a tensor.
+
+The result makes, for any tensor on that storage, what gives a tensor like it on the copy, on the same device, as often as it is called.
+"""
 
 
-def beside(storage: torch.UntypedStorage) -> Callable[[], torch.UntypedStorage]:
+def kept_by(copy: Callable[[torch.UntypedStorage], Storage]) -> Keep:
+    """Keep what a tensor's storage holds by copying storages."""
+
+    def keep(tensor: torch.Tensor) -> Callable[[torch.Tensor], Callable[[], torch.Tensor]]:
+        storage = copy(tensor.untyped_storage())
+        return lambda saved: _rebuilt(saved, storage)
+
+    return keep
+
+
+def _rebuilt(saved: torch.Tensor, storage: Storage) -> Callable[[], torch.Tensor]:
+    # Only what it is like, for a reference to the tensor would keep it alive.
+    dtype, device = saved.dtype, saved.device
+    where = (saved.storage_offset(), saved.size(), saved.stride())
+    return lambda: torch.empty(0, dtype=dtype, device=device).set_(storage(), *where)
+
+
+def shape_only(tensor: torch.Tensor) -> Callable[[torch.Tensor], Callable[[], torch.Tensor]]:
+    """For fake tensors, which have no contents: another storage as large."""
+    base = blank(tensor, tensor.device)
+    return lambda saved: _like(saved, base)
+
+
+def _like(saved: torch.Tensor, base: torch.Tensor) -> Callable[[], torch.Tensor]:
+    dtype, size, stride, offset = saved.dtype, saved.size(), saved.stride(), saved.storage_offset()
+    return lambda: typed(base, dtype).as_strided(size, stride, offset)
+
+
+def blank(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Bytes as many as the tensor's storage has."""
+    return torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=device)
+
+
+def typed(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes as elements of a type, as many as there are whole ones."""
+    return base[: len(base) // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+def beside(storage: torch.UntypedStorage) -> Storage:
     """On the same device."""
     copied = storage.clone()  # type: ignore[no-untyped-call]
     return lambda: copied
 
 
-def away(storage: torch.UntypedStorage) -> Callable[[], torch.UntypedStorage]:
+def away(storage: torch.UntypedStorage) -> Storage:
     """In host memory; what lives on the host goes to files in the folder for temporary ones, which vanish with the process."""
     return _in_file(storage) if storage.device.type == "cpu" else _on_host(storage)
 
 
-def _in_file(storage: torch.UntypedStorage) -> Callable[[], torch.UntypedStorage]:
+def _in_file(storage: torch.UntypedStorage) -> Storage:
     if storage.nbytes() == 0:
         return beside(storage)
     # Mapped by name, then held by the mapping alone: the system may write it out and read it back as it likes.
@@ -34,7 +76,7 @@ def _in_file(storage: torch.UntypedStorage) -> Callable[[], torch.UntypedStorage
     return lambda: mapped
 
 
-def _on_host(storage: torch.UntypedStorage) -> Callable[[], torch.UntypedStorage]:
+def _on_host(storage: torch.UntypedStorage) -> Storage:
     host, device = storage.cpu(), storage.device  # type: ignore[no-untyped-call]
     handed_out: list[weakref.ref[Any]] = []
 
@@ -57,12 +99,8 @@ def saved_away() -> torch.autograd.graph.saved_tensors_hooks:
 def _pack(tensor: torch.Tensor) -> Any:
     if tensor.is_leaf or tensor.layout != torch.strided or type(tensor) is not torch.Tensor:
         return tensor
-    shape = (tensor.storage_offset(), tensor.size(), tensor.stride())
-    return away(tensor.untyped_storage()), tensor.dtype, tensor.device, shape
+    return kept_by(away)(tensor)(tensor)
 
 
 def _unpack(packed: Any) -> torch.Tensor:
-    if isinstance(packed, torch.Tensor):
-        return packed
-    storage, dtype, device, shape = packed
-    return torch.empty(0, dtype=dtype, device=device).set_(storage(), *shape)
+    return packed if isinstance(packed, torch.Tensor) else packed()

@@ -70,6 +70,10 @@ class OpTable:
         number = running_sequence_number()
         return None if number is None else self._maker_of_node.get(number)
 
+    def births(self, op: int) -> tuple[int, ...]:
+        """Storages that an op returned."""
+        return self._rows[op].births or ()
+
     def records(self, seconds: Sequence[float], peaks: Sequence[int], born: Callable[[int, tuple[int, ...]], int]) -> tuple[Op, ...]:
         """The rows as records.
 

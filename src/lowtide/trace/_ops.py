@@ -10,6 +10,8 @@ import torch
 
 # Those of torch.distributed, in its three spellings.
 _COLLECTIVE = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
+# Marks for a profiler, and questions that subclasses of tensors are asked.
+_NO_WORK = frozenset({"profiler", "prim"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class OpFacts:
         written: position and name of each argument that it changes in place.
         random: it draws from a generator.
         collective: it communicates.
-        recorded: it is part of the step, and no mark for a profiler.
+        recorded: it is part of the step: it does work.
     """
 
     name: str
@@ -50,7 +52,7 @@ def _read(func: Any) -> OpFacts:
     arguments = enumerate(func._schema.arguments)
     written = tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
     random = torch.Tag.nondeterministic_seeded in func.tags
-    return OpFacts(str(func), written, random, func.namespace in _COLLECTIVE, func.namespace != "profiler")
+    return OpFacts(str(func), written, random, func.namespace in _COLLECTIVE, func.namespace not in _NO_WORK)
 
 
 def tensors_in(tree: Iterable[Any]) -> list[torch.Tensor]:

@@ -56,14 +56,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._model, self._optimizers, self._counting, self._execution = model, optimizers, counting, execution
         self._paused = self._in_optimizer = False
-        self._ops = OpTable()
-        self._storages = StorageTable(counting, self._clock, stand_in)
+        self._ops, self._stand_in = OpTable(), stand_in
+        self._storages = StorageTable(counting, self._clock, None if stand_in is None else self._stood_in)
         self._calls = CallTable(self._storages, self._clock)
         self._saved = SavedTable(self._storages, self._clock, lambda: self._calls.current, self._pause, keep)
         self._accumulation = Accumulation()
 
     def _clock(self) -> int:
         return len(self._ops)
+
+    def _stood_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert self._stand_in is not None
+        with self._pause():
+            return self._stand_in(tensor)
 
     @contextmanager
     def _pause(self) -> Iterator[None]:
@@ -95,7 +100,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 step()
             self._mark_optimizer_state()
-            storages, saved, calls = self._storages.records(), self._saved.records(), self._calls.records()
+            saved, calls = self._saved.records(), self._calls.records()
+        for op, sizes in enumerate(self._execution.returned()):
+            self._storages.correct(op, self._ops.births(op), sizes)
+        storages = self._storages.records()
         ops = self._ops.records(self._execution.seconds(), self._execution.peaks(), self._storages.bytes_born_at)
         about = (fingerprint(self._model), str(self._counting.device), torch.__version__, self._execution.is_fake, timing)
         return StepTrace(ops, storages, saved, calls, *about)

@@ -43,10 +43,10 @@ class _Row:
 class _Copy:
     """The tracer's copy of a storage, shared by all tensors saved on it at one version."""
 
-    __slots__ = ("__weakref__", "get", "index")
+    __slots__ = ("__weakref__", "index", "like")
 
-    def __init__(self, get: Callable[[], torch.UntypedStorage], index: int) -> None:
-        self.get, self.index = get, index
+    def __init__(self, like: Callable[[torch.Tensor], Callable[[], torch.Tensor]], index: int) -> None:
+        self.like, self.index = like, index
 
 
 class _Slot:
@@ -110,29 +110,24 @@ class SavedTable:
         copy = self._copies.get((storage, tensor._version))
         if copy is None:
             copy = self._new_copy(tensor, storage)
-        dtype, offset, size, stride = tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
-        device = tensor.device
-
-        def rebuild() -> torch.Tensor:
-            return torch.empty(0, dtype=dtype, device=device).set_(self._handed_out(copy, storage), offset, size, stride)
-
-        return rebuild, copy.index
+        rebuild = copy.like(tensor)
+        return (lambda: self._handed_out(rebuild(), copy, storage)), copy.index
 
     def _new_copy(self, tensor: torch.Tensor, storage: int) -> _Copy:
         with self._paused(), torch.no_grad():
-            copy = _Copy(self._keep(tensor.untyped_storage()), self._copy_count)
+            copy = _Copy(self._keep(tensor), self._copy_count)
         self._copy_count += 1
         self._copies[storage, tensor._version] = copy
         return copy
 
-    def _handed_out(self, copy: _Copy, storage: int) -> torch.UntypedStorage:
-        """The contents of a copy, on their way to backward: from now on they stand for the storage that was saved."""
-        found = copy.get()
+    def _handed_out(self, tensor: torch.Tensor, copy: _Copy, storage: int) -> torch.Tensor:
+        """A tensor on a copy, on its way to backward: from now on the copy stands for the storage that was saved."""
+        found = tensor.untyped_storage()
         if found._cdata not in self._watches:
             self._storages.alias(found, storage)
             self._watches[found._cdata] = weakref.ref(found, partial(self._copy_gone, found._cdata, copy.index))
             self._copy_died[copy.index] = None
-        return found
+        return tensor
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         if not isinstance(packed, _Slot):

@@ -7,7 +7,7 @@ it dies. The table itself keeps nothing alive.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,16 +57,14 @@ class StorageTable:
         """Row of the tensor's storage, entered under ``category`` when it is new; ``None`` if it has none."""
         if not _has_storage(tensor):
             return None
-        if self._stand_in is not None:
-            tensor = self._stand_in(tensor)
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        found = self._index.get(key)
-        return self._enter(tensor, storage, category) if found is None else found
+        counted = tensor if self._stand_in is None else self._stand_in(tensor)
+        found = self._index.get(counted.untyped_storage()._cdata)
+        return self._enter(counted, category, stands_in=counted is not tensor) if found is None else found
 
-    def _enter(self, tensor: torch.Tensor, storage: torch.UntypedStorage, category: Category) -> int:
-        index = len(self._rows)
-        resident = storage._cdata in self._at_start
+    def _enter(self, tensor: torch.Tensor, category: Category, *, stands_in: bool) -> int:
+        index, storage = len(self._rows), tensor.untyped_storage()
+        # What needs a stand-in was made by nothing that was recorded.
+        resident = stands_in or storage._cdata in self._at_start
         if resident and category in (Category.ACTIVATION, Category.TEMPORARY):
             category = Category.INPUT
         born = 0 if resident else self._clock()
@@ -113,6 +111,14 @@ class StorageTable:
         """Bytes of those rows, each named once, that op ``op`` allocated."""
         found = (self._rows[row] for row in rows)
         return sum(row.bytes for row in found if row.born == op and not row.resident)
+
+    def correct(self, op: int, rows: Sequence[int], sizes: Sequence[int]) -> None:
+        """The storages that op ``op`` returned turned out to have these sizes: kernels may leave more in one than it needs."""
+        if len(rows) != len(sizes):
+            return
+        for row, size in zip(rows, sizes, strict=True):
+            if self._rows[row].born == op and not self._rows[row].resident:
+                self._rows[row].bytes = size
 
     def records(self) -> tuple[Storage, ...]:
         """The rows as records; what is still alive outlives the step."""
