@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from lowtide import _torch_private as private
-from lowtide.engine._guards._ambient import Ambient, for_replay, set_ambient, take_ambient
+from lowtide.engine._guards._ambient import Ambient, for_replay, is_in_force, set_ambient, take_ambient
 from lowtide.engine._guards._attributes import Attributes, put_attributes, put_back_attributes, put_objects, take_attributes
 from lowtide.engine._guards._modules import Taken, Watch, still_as, watch_of
 from lowtide.engine._guards._random import NUMPY, PYTHON, Random, cpu_moved, put_random, take_random
@@ -210,9 +209,9 @@ class Call:
         for value, state in self.states:
             put_state(value, state)
         attributes = put_attributes(self.attributes) if self.attributes else None
-        ambient = take_ambient(len(self.ambient[5]) > 0)
-        wanted = for_replay(self.ambient)
-        elsewhere = wanted[1:] != ambient[1:]
+        elsewhere = not is_in_force(self.ambient)
+        if elsewhere:
+            ambient, wanted = take_ambient(len(self.ambient[5]) > 0), for_replay(self.ambient)
         grad = torch.is_grad_enabled()
         random = take_random()
         try:
@@ -220,7 +219,10 @@ class Call:
             if elsewhere:
                 set_ambient(wanted, ambient)
             put_random(self.random)
-            with TowerMode() if self.audited else nullcontext():  # type: ignore[no-untyped-call]
+            if self.audited:
+                with TowerMode():  # type: ignore[no-untyped-call]
+                    result = self.ambient[0].copy().run(target, *args, **kwargs)
+            else:
                 result = self.ambient[0].copy().run(target, *args, **kwargs)
             if self.random_end is not None and cpu_moved(self.random_end):
                 raise Mismatch(-1, None)

@@ -111,7 +111,7 @@ class _Second(Recorder):
     """Hooks of the run that is only watched: notes for every saved tensor the op and the user's line."""
 
     def __init__(self, frame: Frame) -> None:
-        super().__init__(frame, {0: None})  # type: ignore[dict-item]
+        super().__init__(frame, [None])
         self.found: list[tuple[str, str, tuple[Any, ...]]] = []
         self._last_op = "an op"
 

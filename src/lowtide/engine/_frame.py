@@ -21,9 +21,6 @@ from lowtide.errors import InputChangedError, ReplayError
 if TYPE_CHECKING:
     from lowtide.engine._region import Region
 
-_making_lock = threading.Lock()
-
-
 class Frame:
     """What is kept of a call until backward is through with it.
 
@@ -39,10 +36,14 @@ class Frame:
         running: its forward is not over yet.
     """
 
-    __slots__ = (
-        "__weakref__", "_around", "_copied", "_lock", "_made", "_strange", "broken", "calls", "hashes", "held", "inputs",
-        "region", "running", "sites", "slots",
-    )  # fmt: skip
+    hashes: dict[int, Any] | None = None
+    broken = ""
+    running = True
+    sites: list[int]
+    _copied: set[int]
+    _strange = False
+    _lock: threading.RLock | None = None
+    _made: dict[int, tuple[weakref.ref[torch.Tensor], Made]] | None = None
 
     def __init__(self, region: Region) -> None:
         self.region = region
@@ -50,15 +51,7 @@ class Frame:
         self.held: list[Any] = []
         self.inputs: dict[int, tuple[torch.Tensor, Held | Made]] = {}
         self.slots: list[weakref.ref[Slot] | None] = []
-        self.hashes: dict[int, Any] | None = None
-        self.broken = ""
-        self.running = True
-        self.sites: list[int] = []
-        self._strange = False
         self._around = private.top_hooks()
-        self._copied: set[int] = set()
-        self._lock: threading.RLock | None = None
-        self._made: dict[int, tuple[weakref.ref[torch.Tensor], Made]] | None = None
 
     def enter(self, copied: set[int]) -> None:
         """A member is about to be called; ``copied`` are those of its tensors that it writes to."""
@@ -285,11 +278,8 @@ class Frame:
 
     def claim(self) -> threading.RLock:
         """The lock of this call: two backwards may ask for its slots at once."""
-        if self._lock is None:
-            with _making_lock:
-                if self._lock is None:
-                    self._lock = threading.RLock()
-        return self._lock
+        lock: threading.RLock = self._lock or self.__dict__.setdefault("_lock", threading.RLock())
+        return lock
 
 
 def _with_gradient(tensor: torch.Tensor, wanted: bool) -> torch.Tensor:

@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,7 +44,8 @@ def replay(frame: Frame, wanted: Slot) -> None:
         ReplayMismatchError: the region did not do what it did in forward.
         InputChangedError: an input, a parameter or a buffer was modified since.
     """
-    frame.check_replayable()
+    if frame.broken:
+        frame.check_replayable()
     missing = _missing(frame, wanted)
     started = time.perf_counter()
     state.depth += 1
@@ -69,24 +70,27 @@ def replay(frame: Frame, wanted: Slot) -> None:
             _seconds[0] += spent
 
 
-def _missing(frame: Frame, wanted: Slot) -> dict[int, Slot]:
-    """The slots to fill: those that autograd still holds, up to where what follows cannot belong to the op that asked.
+def _missing(frame: Frame, wanted: Slot) -> list[Slot | None]:
+    """The slots to fill, by place: those that autograd still holds, up to where what follows cannot belong to the op that asked.
 
     One whose tensor is alive gets that tensor: it may be gone by the time it is asked for.
     """
-    missing = {}
     call = frame.call_of(wanted.index)
-    slots = frame.slots if call.script is None else frame.slots[: call.first + call.script.reach[wanted.index - call.first]]
-    for ref in slots:
+    end = len(frame.slots) if call.script is None else call.first + call.script.reach[wanted.index - call.first]
+    missing: list[Slot | None] = [None] * (wanted.index + 1)
+    for index, ref in enumerate(frame.slots[:end]):
         if ref is not None:
             slot = ref()
             if slot is not None and slot.value is None:
-                if slot.ref() is None or (original := slot.original()) is None:
-                    missing[slot.index] = slot
-                    if slot.ref is not gone:
-                        _note_gone(frame, slot)
-                else:
-                    slot.put(original)
+                if slot.ref is not gone:
+                    original = slot.original()
+                    if original is not None:
+                        slot.put(original)
+                        continue
+                    _note_gone(frame, slot)
+                if index > wanted.index:
+                    missing.extend([None] * (index + 1 - len(missing)))
+                missing[index] = slot
     return missing
 
 
@@ -98,7 +102,7 @@ def _note_gone(frame: Frame, slot: Slot) -> None:
         call.script.plain[slot.index - call.first] = 2
 
 
-def _fill(frame: Frame, missing: dict[int, Slot]) -> None:
+def _fill(frame: Frame, missing: list[Slot | None]) -> None:
     """Run once; once more where it turns out that something has to be set right first."""
     try:
         _run_once(frame, missing)
@@ -116,16 +120,14 @@ def _fill(frame: Frame, missing: dict[int, Slot]) -> None:
                 tensor.requires_grad_(not tensor.requires_grad)
 
 
-def _run_once(frame: Frame, missing: dict[int, Slot]) -> None:
+def _run_once(frame: Frame, missing: list[Slot | None]) -> None:
     recorder = Recorder(frame, missing)
-    if any(call.profile.differentiates for call in frame.calls):
-        with _gradients_kept(frame):
-            run_calls(frame, recorder)
-    else:
+    with _gradients_kept(frame) if recorder.keeps else nullcontext():
         run_calls(frame, recorder)
     if not recorder.done:
         recorder.check_complete()
-    recorder.check_values()
+    if recorder.differing is not None:
+        recorder.check_values()
     for call in frame.calls:
         if call.script is not None and call.script.late:
             _accept_late(call.first, call.script.late, missing)
@@ -146,10 +148,10 @@ def _gradients_kept(frame: Frame) -> Iterator[None]:
             leaf.grad = grad
 
 
-def _accept_late(first: int, late: set[int], missing: dict[int, Slot]) -> None:
+def _accept_late(first: int, late: set[int], missing: list[Slot | None]) -> None:
     """What was filled after it was saved has another version by now, as it had in forward."""
     for place in late:
-        slot = missing.get(first + place)
+        slot = missing[first + place] if first + place < len(missing) else None
         if slot is not None and slot.value is not None:
             slot.version = slot.value._version
 
@@ -187,24 +189,28 @@ class Recorder:
     Attributes:
         done: every slot is filled.
         mismatch: the first place at which the replay differs from the forward.
+        keeps: what the replay saves is kept while it runs: it is a region that goes backward through parts of itself.
+        differing: the first saved tensor whose values are not those of the forward, and what it is.
         count: tells how many tensors were saved so far.
     """
 
-    def __init__(self, frame: Frame, missing: dict[int, Slot]) -> None:
+    __slots__ = ("_frame", "_last", "_missing", "_stop", "count", "differing", "done", "keeps", "mismatch")
+
+    def __init__(self, frame: Frame, missing: list[Slot | None]) -> None:
         self.done = False
         self.mismatch: Mismatch | None = None
         self._frame = frame
-        self._last = max(missing)
+        self._last = len(missing) - 1
         self._missing = missing
         self._stop = self._stop_at(frame)
-        self._differing: tuple[int, tuple[Any, ...]] | None = None
+        self.differing: tuple[int, tuple[Any, ...]] | None = None
+        self.keeps = frame.calls[0].profile.differentiates or (len(frame.calls) > 1 and _any_differentiates(frame))
         self.count: Callable[[], int] = int
 
     def pack_hook(self) -> Callable[[torch.Tensor], Any]:
         """The pack hook. It refers to the recorder, which therefore must not refer to it."""
         frame = self._frame
-        keep = frame.running or any(call.profile.differentiates for call in frame.calls)
-        plain = _pack_hook(self, self._missing, min(self._stop, len(frame.slots)), keep)
+        plain = _pack_hook(self, self._missing, min(self._stop, len(frame.slots)), frame.running or self.keeps)
         return plain if frame.hashes is None else self._checking(plain, frame.hashes)
 
     def _stop_at(self, frame: Frame) -> int:
@@ -212,7 +218,7 @@ class Recorder:
         if frame.running:
             return self._last
         call = frame.call_of(self._last)
-        if call.script is None or not frame.region.options.early_stop or any(known.random_end is not None for known in frame.calls):
+        if call.script is None or not frame.region.options.early_stop or call.random_end is not None:
             return sys.maxsize
         return call.first + call.script.stop[self._last - call.first]
 
@@ -242,17 +248,17 @@ class Recorder:
 
         def check_and_pack(tensor: torch.Tensor) -> Any:
             index = self.count()
-            if self._differing is None and not self.done and index in hashes and not same_hash(hash_of(tensor), hashes[index]):
-                self._differing = index, meta_of(tensor)
+            if self.differing is None and not self.done and index in hashes and not same_hash(hash_of(tensor), hashes[index]):
+                self.differing = index, meta_of(tensor)
             return pack(tensor)
 
         return check_and_pack
 
     def check_values(self) -> None:
         """Raise, or in a call that was only audited warn, if what was made is not what the forward had."""
-        if self._differing is None:
+        if self.differing is None:
             return
-        index, found = self._differing
+        index, found = self.differing
         if self._frame.region.options.check_values or any(call.random_end is not None for call in self._frame.calls):
             raise Mismatch(index, found, values=True)
         profile = self._frame.call_of(index).profile
@@ -264,19 +270,26 @@ class Recorder:
         )
 
 
-def _pack_hook(recorder: Recorder, missing: dict[int, Slot], bound: int, keep: bool) -> Callable[[torch.Tensor], Any]:
+def _any_differentiates(frame: Frame) -> bool:
+    return any(call.profile.differentiates for call in frame.calls)
+
+
+def _pack_hook(recorder: Recorder, missing: list[Slot | None], bound: int, keep: bool) -> Callable[[torch.Tensor], Any]:
     """Takes the next saved tensor of a replay. A closure, for it runs for every saved tensor."""
-    wanted, index = missing.get, -1
+    index, count = -1, len(missing)
 
     def pack(tensor: torch.Tensor) -> Any:
         nonlocal index
         index += 1
-        slot = wanted(index)
-        if slot is not None:
-            if tensor.dtype is not slot.dtype or (slot.shape is not None and tensor.shape != slot.shape):
-                recorder.fail(index, tensor)
-            slot.value = tensor.detach()
-            slot.version = tensor._version
+        if index < count:
+            slot = missing[index]
+            if slot is not None:
+                if tensor.dtype is not slot.dtype or (tensor.shape != slot.shape and slot.shape is not None):
+                    recorder.fail(index, tensor)
+                slot.value = tensor.detach()
+                slot.version = tensor._version
+            if index < bound:
+                return tensor.detach() if keep else None
         if index >= bound:
             recorder.end(index, tensor)
         return tensor.detach() if keep else None

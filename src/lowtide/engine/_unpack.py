@@ -62,9 +62,8 @@ def unpack(packed: Any) -> torch.Tensor:
 
 def _replay_for(slot: Slot) -> torch.Tensor:
     task = private.graph_task_id()
-    chain = _chain(slot)
-    while chain:
-        wanted = chain.pop()
+    frame = slot.frame
+    for wanted in reversed(_chain(slot)) if frame.nested else (slot,):
         frame = wanted.frame
         _note(frame, task)
         with frame.claim():

@@ -34,6 +34,16 @@ def take_ambient(attention: bool) -> Ambient:
     )
 
 
+def is_in_force(wanted: Ambient) -> bool:
+    """Whether the thread is in this state already, as it is almost always; but for context variables."""
+    _, dtype, functions, dispatches, autocast, attention, order = wanted
+    if functions or dispatches or autocast or private.any_autocast() or private.function_mode_count() or private.dispatch_mode_count():
+        return False
+    if torch.get_default_dtype() is not dtype:
+        return False
+    return order is None or (attention == (_get_flash(), _get_efficient(), _get_math(), _get_cudnn()) and private.attention_order() == order)
+
+
 def _dispatch_modes() -> tuple[Any, ...]:
     """The stack without lowtide's own mode, which watches a forward and has no business in a replay."""
     return tuple(mode for mode in private.dispatch_modes() if type(mode) is not TowerMode)
