@@ -39,6 +39,7 @@ class TraceIndex:
         seconds, workspace, op_call, forward: by op.
         bytes, category, born, freed, resident: by storage; ``category`` indexes ``CATEGORIES``.
         slot_storage, slot_call, position, used, released: by saved tensor.
+        slot_freed: by saved tensor, until when it is alive without autograd.
         parent, call_stop, start, end, replayable: by call; a call is replayable when all calls inside it are.
     """
 
@@ -70,6 +71,9 @@ class TraceIndex:
         self.position = ints(s.position for s in trace.saved)
         self.used = ints(_or_never(s.used) for s in trace.saved)
         self.released = ints(s.released for s in trace.saved)
+        # Until when the engine finds the tensor itself alive: a storage that only a view keeps is made again all the same.
+        shared = np.array([s.shared for s in trace.saved], dtype=np.bool_)
+        self.slot_freed = np.where(shared, self.freed[self.slot_storage], 0)
 
     def _read_calls(self, trace: StepTrace) -> None:
         self.parent = ints(_or_never(c.parent) for c in trace.calls)

@@ -176,7 +176,7 @@ def _slots_born_inside(index: TraceIndex, calls: tuple[int, ...], member_ops: In
 def _first_need(index: TraceIndex, slots: Ints) -> int:
     """The first op that asks for a saved tensor whose storage is gone by then."""
     used = index.used[slots]
-    gone = (used != NEVER) & (index.freed[index.slot_storage[slots]] <= used)
+    gone = (used != NEVER) & (index.slot_freed[slots] <= used)
     return int(used[gone].min()) if gone.any() else NEVER
 
 
@@ -185,7 +185,7 @@ def _dropped(index: TraceIndex, slots: Ints, before: int) -> Ints:
 
     Where a region calls backward itself, what it saves after that call is kept: the replay comes too early for it.
     """
-    used, freed = index.used[slots], index.freed[index.slot_storage[slots]]
+    used, freed = index.used[slots], index.slot_freed[slots]
     if before == NEVER:
         return ints(slots[used == NEVER])
     return ints(slots[(freed <= before) & ((used == NEVER) | (used >= before)) & (index.position[slots] <= before)])

@@ -55,7 +55,7 @@ def _tables() -> dict[str, tuple[type, dict[str, _Column]]]:
     op |= {"origin": _Column("count", "ops", optional=True)}
     stored = {"bytes": count, "category": _Column("text", "texts", read=Category), "born": moment, "freed": moment, "resident": flag}
     saved = {"storage": storage, "bytes": count, "call": call, "position": moment, "used": _Column("count", "ops_end", optional=True)}
-    saved |= {"released": moment, "node": text, "dtype": text, "shape": _Column("counts")}
+    saved |= {"released": moment, "node": text, "dtype": text, "shape": _Column("counts"), "shared": flag}
     calls = {"path": text, "type": text, "parent": call, "start": moment, "end": moment, "inputs": storages, "outputs": storages}
     calls |= {"replayable": flag}
     return {"ops": (Op, op), "storages": (Storage, stored), "saved": (SavedTensor, saved), "calls": (Call, calls)}

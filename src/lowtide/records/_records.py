@@ -114,6 +114,8 @@ class SavedTensor:
         node: the backward node, e.g. ``AddmmBackward0``; empty if backward never asked for it.
         dtype: of the tensor, ``float32``.
         shape: of the tensor.
+        shared: somebody besides autograd may hold this very tensor when backward asks for it, as long as its storage lives. Where it
+            is false, the tensor was gone by then, though a view of it (``y.detach()`` kept by a module) may keep its storage.
     """
 
     storage: int
@@ -125,6 +127,7 @@ class SavedTensor:
     node: str
     dtype: str = ""
     shape: tuple[int, ...] = ()
+    shared: bool = True
 
 
 @dataclass(frozen=True, slots=True)

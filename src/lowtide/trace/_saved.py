@@ -35,9 +35,11 @@ class _Row:
     copy: int | None
     dtype: torch.dtype
     shape: tuple[int, ...]
+    tensor: weakref.ref[torch.Tensor]
     used: int | None = None
     released: int | None = None
     node: str = ""
+    shared: bool = True
 
 
 class _Copy:
@@ -100,7 +102,9 @@ class SavedTable:
             return tensor
         source, copy = self._source(tensor, storage)
         size = tensor.numel() * tensor.element_size()
-        self._rows.append(_Row(storage, size, self._current_call(), self._clock(), copy, tensor.dtype, tuple(tensor.shape)))
+        self._rows.append(
+            _Row(storage, size, self._current_call(), self._clock(), copy, tensor.dtype, tuple(tensor.shape), weakref.ref(tensor))
+        )
         return _Slot(len(self._rows) - 1, source, self._release)
 
     def _source(self, tensor: torch.Tensor, storage: int) -> tuple[Callable[[], torch.Tensor], int | None]:
@@ -134,7 +138,7 @@ class SavedTable:
             return packed  # type: ignore[no-any-return]
         row = self._rows[packed.row]
         if row.used is None:
-            row.used, row.node = self._clock(), running_node_name()
+            row.used, row.node, row.shared = self._clock(), running_node_name(), row.tensor() is not None
         with self._paused(), torch.no_grad():
             return packed.source()
 
@@ -162,6 +166,8 @@ class SavedTable:
             died = self._copy_died.get(copy, 0)
             released[index] = max(released[index], end if died is None else died)
         return tuple(
-            SavedTensor(r.storage, r.bytes, r.call, r.position, r.used, gone, r.node, str(r.dtype).removeprefix("torch."), r.shape)
+            SavedTensor(
+                r.storage, r.bytes, r.call, r.position, r.used, gone, r.node, str(r.dtype).removeprefix("torch."), r.shape, r.shared
+            )
             for r, gone in zip(self._rows, released, strict=True)
         )
