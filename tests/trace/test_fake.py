@@ -243,6 +243,16 @@ def test_a_fake_step_without_backward_is_refused() -> None:
         trace(model, lambda: model(torch.ones(1, 2)), fake=True)
 
 
+def test_parameters_of_other_types_are_refused_by_name() -> None:
+    class Special(nn.Parameter):
+        pass
+
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].weight = Special(torch.zeros(2, 2))
+    with pytest.raises(StepError, match=r"0\.weight cannot .* found Special"):
+        trace(model, lambda: model(torch.ones(1, 2)).sum().backward(), fake=True)
+
+
 def test_tied_and_viewed_parameters_are_one_storage() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     flat = torch.randn(32)

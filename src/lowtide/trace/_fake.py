@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from lowtide._torch_private import FakeTensorMode, know_value, swap_tensors
+from lowtide.errors import StepError
 from lowtide.trace._counting import Counting
 from lowtide.trace._freeze import Freezer
 from lowtide.trace._keep import blank, typed
@@ -64,7 +65,12 @@ class FakeWorld:
 
     @contextmanager
     def exchanged(self, model: nn.Module, step: Callable[[], object]) -> Iterator[None]:
-        """A context in which the tensors that ``step`` can reach are fake. Whatever happens, all is put back."""
+        """A context in which the tensors that ``step`` can reach are fake. Whatever happens, all is put back.
+
+        Raises:
+            StepError: the model has parameters or buffers that cannot be exchanged.
+        """
+        _refuse_other_types(model)
         found = _Reachable()
         found.freeze(model)
         for optimizer in find_optimizers(model):
@@ -120,6 +126,15 @@ class _Reachable(Freezer):
         """The tensors to exchange: leaves of known types, without gradients, which go with their parameters."""
         gradients = {id(tensor.grad) for tensor in self._tensors.values() if tensor.is_leaf and tensor.grad is not None}
         return [t for t in self._tensors.values() if _is_real(t) and t.is_leaf and id(t) not in gradients]
+
+
+def _refuse_other_types(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not _is_real(tensor):
+            raise StepError(
+                f"{name} cannot stand under fake tensors: plain dense tensors were required, found {type(tensor).__name__} "
+                f"({tensor.layout}); trace the step for real, or build the model with plain tensors on the meta device"
+            )
 
 
 def _view(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
