@@ -39,6 +39,22 @@ def test_a_trace_without_a_file_is_summed_up_for_machines(invoke, target):
     assert data["ops"] > data["calls"] > 0
 
 
+def test_a_step_is_traced_for_a_device_that_is_not_here(invoke, refused, target, tmp_path):
+    result = invoke("trace", target, "--fake", "--device", "cuda", "--gpu", "h100", "--out", "cuda.json")
+    assert result.exit_code == 0, result.stderr
+    trace = StepTrace.load(tmp_path / "cuda.json")
+    assert trace.device.startswith("cuda")
+    assert trace.fake
+    assert all(storage.bytes % 512 == 0 for storage in trace.storages)
+    assert invoke("explain", "cuda.json", "--section", "advice", "--time-limit", "1").exit_code == 0
+    assert "fake" in refused("trace", target, "--device", "cuda")
+
+
+def test_what_autograd_saves_can_be_kept_off_the_device(invoke, target):
+    plain, away = (json.loads(invoke("trace", target, "--json", *options).stdout) for options in ((), ("--offload",)))
+    assert away["peak_bytes"] == plain["peak_bytes"]
+
+
 def test_a_file_and_its_target_are_explained_alike(invoke, target, trace_file):
     of_file = json.loads(invoke("explain", trace_file, "--json", "--time-limit", "1").stdout)
     of_target = json.loads(invoke("explain", target, "--json", "--time-limit", "1").stdout)

@@ -156,6 +156,19 @@ def test_the_frontier_falls_from_small_and_slow_to_the_step_as_it_is(traced):
         assert point.peak_bytes <= point.budget_bytes
 
 
+def test_a_very_long_step_is_not_searched_but_has_a_frontier(traced, monkeypatch):
+    trace = traced(nn.Sequential(*(Mlp(16) for _ in range(9))), torch.randn(256, 16))
+    searched = frontier(trace, time_limit_s=2)
+    monkeypatch.setattr("lowtide.explain._frontier._MOST_CALLS", 5)
+    points = frontier(trace)
+    assert {point.status for point in points[:-1]} == {"rule"}
+    assert points[-1] == searched[-1]
+    assert points[0].peak_bytes < 0.6 * points[-1].peak_bytes
+    for point in points:
+        after = simulate(trace, point.regions)
+        assert (after.peak_bytes, after.replay_s) == (point.peak_bytes, point.replay_s)
+
+
 def test_a_step_with_nothing_to_replay_has_one_point(traced):
     trace = traced(Calls(lambda self, x: x * self.a.weight, a=nn.Linear(16, 16)), torch.randn(16, 16))
     (point,) = frontier(trace, time_limit_s=1)

@@ -62,7 +62,7 @@ def _bytes(text: str, trace: StepTrace) -> int:
 
 def _by_rule(policy: str, trace: StepTrace) -> tuple[PlannedRegion, ...]:
     index = TraceIndex(trace)
-    blocks = next(iter(all_blocks.regions(index)), [])
+    blocks = min(all_blocks.regions(index), key=lambda plan: simulate(trace, plan).peak_bytes, default=[])
     if not blocks:
         raise InvalidInputError(f"the policy {policy!r} is over a model's blocks, but no two modules of one class save tensors here")
     if policy == "sqrt":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+
 from lowtide.cli._streams import output_kept_clean, progress
 from lowtide.cli._target import loaded
 from lowtide.records import StepTrace
@@ -11,6 +13,16 @@ TARGET_OR_TRACE = (
     "gpt, resnet or unet, or path/to/script.py:function or package.module:function, where the function returns a lowtide.Workload; "
     "or a file that `lowtide trace` wrote."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How to trace: the options of ``lowtide.trace``."""
+
+    offload: bool = False
+    fake: bool = False
+    device: str | None = None
+    gpu: str | None = None
 
 
 def read_or_traced(target: str) -> tuple[StepTrace, Subject]:
@@ -27,11 +39,12 @@ def read_or_traced(target: str) -> tuple[StepTrace, Subject]:
     return traced(target)
 
 
-def traced(target: str) -> tuple[StepTrace, Subject]:
+def traced(target: str, how: How = How()) -> tuple[StepTrace, Subject]:
     """A trace of the target's step.
 
     Raises:
         TargetError: there is no such target.
+        InvalidInputError: options that do not go together.
         StepError: its step cannot be traced.
         Exception: whatever the user's code raises.
     """
@@ -41,6 +54,6 @@ def traced(target: str) -> tuple[StepTrace, Subject]:
     say(f"loading {target}")
     with output_kept_clean(), loaded(target) as workload:
         say("tracing a step")
-        found = trace(workload.model, workload.step)
+        found = trace(workload.model, workload.step, **asdict(how))
     say("traced")
     return found, Subject(workload.name or target, workload.tokens_per_step)
