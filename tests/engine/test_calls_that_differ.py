@@ -102,3 +102,19 @@ def test_calls_that_never_repeat_are_not_all_watched(monkeypatch: pytest.MonkeyP
     for depth in range(1, 200):
         run(torch.ones(2, requires_grad=True), depth).sum().backward()
     assert len(audits) < 40
+
+
+def test_a_module_in_the_region_is_exchanged():
+    def gradients(wrap: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Tanh())
+        run, found = wrap(model), []
+        for turn in range(4):
+            if turn == 2:
+                model[1] = nn.BatchNorm1d(4)
+            x = torch.randn(3, 4, requires_grad=True)
+            run(x).exp().sum().backward()
+            found += [x.grad, *(buffer.clone() for buffer in model.buffers())]
+        return found
+
+    assert all(map(torch.equal, gradients(lambda fn: fn), gradients(lowtide.checkpoint)))

@@ -117,7 +117,10 @@ class Call:
         keep = self._keep
         assert keep is not None
         if fixed is not None:
-            self.module(fixed)
+            watch = self.profile.watch
+            if watch is None or watch.is_stale():
+                watch = self.profile.watch = watch_of(fixed)
+            self._watch(watch)
             self.target: Any = target
         elif is_replaying():
             self.target, self.fixed = target, True
@@ -157,8 +160,10 @@ class Call:
     def module(self, module: nn.Module) -> None:
         """Watch a module that was met, or that is called."""
         watch = watch_of(module)
-        if any(watch is known for known, _ in self.watches):
-            return
+        if not any(watch is known for known, _ in self.watches):
+            self._watch(watch)
+
+    def _watch(self, watch: Watch) -> None:
         self.watches.append((watch, watch.take()))
         for value in watch.states:
             self.state(value)
@@ -219,11 +224,7 @@ class Call:
             if elsewhere:
                 set_ambient(wanted, ambient)
             put_random(self.random)
-            if self.audited:
-                with TowerMode():  # type: ignore[no-untyped-call]
-                    result = self.ambient[0].copy().run(target, *args, **kwargs)
-            else:
-                result = self.ambient[0].copy().run(target, *args, **kwargs)
+            result = self.ambient[0].copy().run(_watched(target) if self.audited else target, *args, **kwargs)
             if self.random_end is not None and cpu_moved(self.random_end):
                 raise Mismatch(-1, None)
             return result
@@ -264,6 +265,16 @@ class Call:
         names = _parameter_names(self.target, len(self.args))
         stored = [*zip(names, self.args, strict=True), *self.kwargs.items(), ("closure", self.target)]
         return [path for name, part in stored for path, found in places_in(part, name) if found is place]
+
+
+def _watched(target: Any) -> Any:
+    """The callable under a mode that does nothing, as an audited forward ran under one: compiled code asks for modes."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with TowerMode():  # type: ignore[no-untyped-call]
+            return target(*args, **kwargs)
+
+    return call
 
 
 def _raise_if_changed(region: str, watch: Watch, taken: Taken) -> None:

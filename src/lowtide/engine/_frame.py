@@ -147,6 +147,11 @@ class Frame:
                 if tensor.requires_grad is not grads[place]:
                     frame._strange = True
             if kind == 0:
+                version = tensor._version
+                root = tensor if tensor.is_leaf else tensor._base
+                if root is not None and root.is_leaf and root.requires_grad and root._version == version:
+                    add(None)
+                    return tensor, version, region
                 free = keep_free(tensor, region)
                 if free is not None:
                     add(None)
@@ -172,15 +177,10 @@ class Frame:
         return pack
 
     def _keep_free(self, tensor: torch.Tensor, region: Region) -> Any:
-        """What to hold of a tensor that was there before the call: a parameter, an input, a view of either."""
-        version = tensor._version
-        if tensor.requires_grad and tensor.is_leaf:
-            return tensor, version, region
-        base = tensor._base
-        if base is not None and base._version == version and base.requires_grad and base.is_leaf:
-            return tensor, version, region
+        """What to hold of a tensor that was there before the call: an input, or a view of one."""
         if self._around is not None:
             return None
+        version, base = tensor._version, tensor._base
         known = self._held_as(tensor)
         if known is not None:
             return self.held[known.index], version, region

@@ -7,9 +7,12 @@ import functools
 import types
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
+
+if TYPE_CHECKING:
+    from lowtide.engine._guards._modules import Watch
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class Profile:
         torch_random: it draws from a generator of torch.
         differentiates: it goes backward through parts of itself.
         strangers: calls that went a way which no watched call had gone.
+        watch: of the module whose forward it is.
         told: warnings that were given.
     """
 
@@ -89,6 +93,7 @@ class Profile:
     flags: set[tuple[Any, ...]] = field(default_factory=set)
     kinds: set[weakref.ref[type]] = field(default_factory=set)
     strangers: int = 0
+    watch: Watch | None = None
 
     def is_news(self, flags: tuple[Any, ...]) -> bool:
         """Whether no watched call was given these flags, and there are few enough of them for that to matter."""

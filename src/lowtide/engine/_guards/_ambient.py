@@ -41,7 +41,9 @@ def is_in_force(wanted: Ambient) -> bool:
         return False
     if torch.get_default_dtype() is not dtype:
         return False
-    return order is None or (attention == (_get_flash(), _get_efficient(), _get_math(), _get_cudnn()) and private.attention_order() == order)
+    if order is None:
+        return True
+    return attention == (_get_flash(), _get_efficient(), _get_math(), _get_cudnn()) and private.attention_order() == order
 
 
 def _dispatch_modes() -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
@@ -27,6 +28,8 @@ _MOODLESS = (
 _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 _LARGEST_CONTAINER = 64
 _OWN_OF_MODULES = frozenset(nn.Module().__dict__)
+_NOT_SETTINGS = _OWN_OF_MODULES | {"forward"}
+_NOTHING: list[Any] = []
 
 # tensors, their versions, training flags where they matter, attributes of modules that have some of their own
 Taken = tuple[list[Any], list[int], list[bool], list[Any]]
@@ -50,8 +53,9 @@ class Watch:
     """
 
     __slots__ = (
-        "_dicts", "_hooked", "_moody", "_own", "_paths", "_sharded", "_tables", "audited", "changed", "containers", "modules",
-        "names", "states", "trainable", "trainings", "written",
+        "_children", "_dicts", "_families", "_hooked", "_moody", "_named", "_own", "_paths", "_places", "_readers", "_sharded",
+        "_sizes", "_tables", "audited", "changed", "containers", "modules", "names", "states", "trainable", "trainings",
+        "written",
     )  # fmt: skip
 
     def __init__(self, root: nn.Module) -> None:
@@ -68,12 +72,23 @@ class Watch:
         self._sharded = any(base.__name__ in _SHARDED for _, m in found for base in type(m).__mro__)
         self._hooked = any(m._forward_hooks or m._forward_pre_hooks for _, m in found)
         self.containers = [(own, name) for own in self._own for name, value in own.items() if _is_own_container(name, value)]
+        self._families: list[dict[str, Any]] = [m._modules for _, m in found if m._modules]
+        self._children = [id(child) for family in self._families for child in family.values()]
+        self._sizes: list[int] = []
+        self._named: list[tuple[dict[str, Any], str]] = []
+        self._readers: list[tuple[Any, dict[str, Any]]] = []
+        self._places = [(table, name) for _, table in tables for name in table]
         self.audited = False
         self.trainings: list[list[bool]] = []
         self.trainable: list[bool] = []
         self.written: list[int] = []
         self.changed: list[tuple[dict[str, Any], str]] = []
         self.states: list[object] = []
+
+    def is_stale(self) -> bool:
+        """Whether there are other modules in it than there were."""
+        now = [*chain.from_iterable(map(_values_of, self._families))]
+        return len(now) != len(self._children) or [*map(id, now)] != self._children
 
     def tensors(self) -> list[Any]:
         """Parameters and buffers, in the order of ``names``."""
@@ -87,10 +102,21 @@ class Watch:
         except (AttributeError, RuntimeError):
             versions = [*map(_version, tensors)]
         for index in self.written:
-            tensor = tensors[index]
-            tensors[index], versions[index] = tensor.detach().clone().requires_grad_(tensor.requires_grad), -1
-        own = [*chain.from_iterable(map(_values_of, self._own))] if self._own else []
-        return tensors, versions, [*map(_training_of, self._moody)], own
+            tensors[index], versions[index] = _copy(tensors[index]), 0
+        return tensors, versions, [*map(_training_of, self._moody)], self._settings() if self._own else _NOTHING
+
+    def _settings(self) -> list[Any]:
+        """Attributes that are no part of ``nn.Module`` itself."""
+        if self._sizes != [*map(len, self._own)]:
+            self._sizes = [*map(len, self._own)]
+            named = [(own, [name for name in own if name not in _NOT_SETTINGS]) for own in self._own]
+            self._named = [(own, name) for own, names in named for name in names]
+            self._readers = [(itemgetter(*names) if len(names) > 1 else _single(names[0]), own) for own, names in named if names]
+        try:
+            return [*chain.from_iterable([read(own) for read, own in self._readers])]
+        except KeyError:
+            self._sizes = []
+            return self._settings()
 
     def put(self, wanted: Taken, *, attributes: bool) -> Undo | None:
         """Put the tensors, flags and attributes of another moment in place; returns those that were there, None if they are the same."""
@@ -102,7 +128,7 @@ class Watch:
             return None
         data = [t.detach() for t in tensors if t is not None and t.is_leaf] if self._hooked else []
         if not same:
-            self._put_tensors(wanted[0], wanted[1])
+            self._put_tensors(wanted[0], tensors, self.written)
         undo = [(own, name, own[name]) for own, name, _ in moved]
         for own, name, value in moved:
             own[name] = value
@@ -116,23 +142,26 @@ class Watch:
             return
         tensors, training, data, attributes = before
         if tensors is not None and not self._sharded:
-            self._put_tensors(tensors, None)
+            self._put_tensors(tensors, None, ())
             _put_data([t for t in tensors if t is not None and t.is_leaf], data)
         for own, name, value in attributes:
             own[name] = value
         for own, flag in zip(self._moody, training, strict=True):
             own["training"] = flag
 
-    def _put_tensors(self, wanted: list[Any], versions: list[int] | None) -> None:
-        places = [(table, name) for table in self._tables for name in table]
-        if len(places) != len(wanted):
+    def _put_tensors(self, wanted: list[Any], there: list[Any] | None, copied: Sequence[int]) -> None:
+        """Put tensors in place where others are; those at the places ``copied`` as copies."""
+        if len(self._places) != len(wanted) or (there is not None and len(there) != len(wanted)):
+            self._places = [(table, name) for table in self._tables for name in table]
+        if len(self._places) != len(wanted):
             raise InputChangedError(
-                f"a replay needs the parameters and buffers that the forward had: it had {len(wanted)}, now there are {len(places)}; "
+                f"a replay needs the parameters and buffers that the forward had: it had {len(wanted)}, now there are {len(self._places)}; "
                 "do not add or remove any between forward and backward"
             )
-        written = () if versions is None else self.written
-        for index, ((table, name), tensor) in enumerate(zip(places, wanted, strict=True)):
-            table[name] = tensor.detach().clone().requires_grad_(tensor.requires_grad) if index in written else tensor
+        for index, (table, name) in enumerate(self._places):
+            tensor = wanted[index]
+            if table[name] is not tensor:
+                table[name] = _copy(tensor) if index in copied else tensor
 
     def name_changed(self, then: Taken) -> tuple[str, torch.Tensor, int] | None:
         """The first tensor that was modified since: its path, itself and the version that it had."""
@@ -151,17 +180,25 @@ class Watch:
 
     def rebound(self, then: Taken) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes of modules which are another object than they were, with what they were."""
-        now = [*chain.from_iterable(map(_values_of, self._own))]
+        if not self._own:
+            return []
+        now = self._settings()
         if len(now) != len(then[3]) or all(map(is_, now, then[3])):
             return []
-        places = [(own, name) for own in self._own for name in own]
-        changed = [(own, name, old) for (own, name), old in zip(places, then[3], strict=True) if own[name] is not old]
-        return [(own, name, old) for own, name, old in changed if name not in ("training", "forward")]
+        return [(own, name, old) for (own, name), old in zip(self._named, then[3], strict=True) if own[name] is not old]
 
     def path_of(self, own: dict[str, Any], name: str) -> str:
         """The path of an attribute, for people."""
         path = next(path for path, known in zip(self._paths, self._dicts, strict=True) if known is own)
         return f"{path}.{name}" if path else name
+
+
+def _single(name: str) -> Callable[[dict[str, Any]], tuple[Any]]:
+    return lambda own: (own[name],)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_() if tensor.requires_grad else tensor.clone()
 
 
 def _is_own_container(name: str, value: object) -> bool:
@@ -202,14 +239,10 @@ _WATCHES: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionar
 
 
 def watch_of(root: nn.Module) -> Watch:
-    """The watch of a module, made once."""
+    """The watch of a module, made once, and again when modules in it were exchanged: what was learned is then learned again."""
     watch = _WATCHES.get(root)
-    if watch is None:
+    if watch is None or watch.is_stale():
         watch = _WATCHES[root] = Watch(root)
     return watch
 
 
-def renew_watch(root: nn.Module) -> Watch:
-    """A watch made anew, for the modules in it may have changed; what was learned of the old one is learned again."""
-    _WATCHES.pop(root, None)
-    return watch_of(root)

@@ -15,21 +15,19 @@ import torch
 PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
 NUMPY: np.random.RandomState = np.random.get_state.__self__  # type: ignore[attr-defined]
 
+_clone = torch.default_generator.clone_state
+
 Random = tuple[torch.Generator, list[Any]]
 
 
 def take_random() -> Random:
     """Read the state of every default generator that is in use."""
-    return torch.default_generator.clone_state(), _take_devices() if _has_devices() else []
+    return _clone(), [] if _KNOWN == [None] and _CUDA == [False] else _take_devices()
 
 
 def cpu_moved(since: torch.Generator) -> bool:
     """Whether the state of the CPU generator is another one by now."""
     return not torch.equal(torch.default_generator.get_state(), since.get_state())
-
-
-def _has_devices() -> bool:
-    return _other() is not None or (_has_cuda() and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def put_random(wanted: Random) -> None:
@@ -41,7 +39,7 @@ def put_random(wanted: Random) -> None:
 
 def _take_devices() -> list[Any]:
     taken: list[Any] = []
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if _has_cuda() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         taken += [(_Philox(g), (g.initial_seed(), g.get_offset())) for g in torch.cuda.default_generators]
     elif _other() is not None:
         module = _other()
@@ -84,7 +82,6 @@ def _has_cuda() -> bool:
     if not _CUDA:
         _CUDA.append(bool(torch.backends.cuda.is_built()))  # type: ignore[no-untyped-call]
     return _CUDA[0]
-
 
 
 def _other() -> Any:
