@@ -30,7 +30,7 @@ from lowtide.records import Decision, StepTrace
 from lowtide.units import Budget
 from lowtide.workload import Workload
 
-explain.__class__ = _CallableExplain  # type: ignore[assignment]
+explain.__class__ = _CallableExplain
 
 if _find_spec("torch") is not None:
     from lowtide import notebook, torch_compat
