@@ -42,11 +42,12 @@ def test_ten_thousand_steps_do_not_grow(region):
             block.zero_grad()
         return _alive()
 
-    objects, tensors, held = steps(2000)
-    more_objects, more_tensors, more_held = steps(8000)
-    assert more_objects <= objects + 200
-    assert more_tensors <= tensors
-    assert more_held <= held
+    # What leaks grows in every window; what the rest of the process makes once (a cache, an import) grows in one.
+    first, second, third = steps(2000), steps(4000), steps(4000)
+    growth = [min(b - a, c - b) for a, b, c in zip(first, second, third, strict=True)]
+    assert growth[0] <= 40
+    assert growth[1] <= 0
+    assert growth[2] <= 0
 
 
 @pytest.mark.parametrize("region", [lowtide.checkpoint, _compat], ids=["lowtide", "torch_compat"])

@@ -56,7 +56,9 @@ def live_storages(model: nn.Module, device: torch.device) -> dict[int, int]:
     found: dict[int, int] = {}
     for tensor in (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)):
         if tensor.device == device and (key := storage_key(tensor)):
-            found[key] = tensor.untyped_storage().nbytes()
+            storage = tensor.untyped_storage()
+            if storage.device == device:  # a fake tensor says that it is there, and its storage that it is nowhere
+                found[key] = storage.nbytes()
     return found
 
 
