@@ -6,8 +6,10 @@ import time
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.measure import Times, free_bytes, peak_bytes, ratio, time_in_turns
+from lowtide.measure._phase_peaks import live_storages
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -60,3 +62,13 @@ def test_median_and_spread() -> None:
 
 def test_the_machine_has_memory_left() -> None:
     assert free_bytes(CPU) > MIB
+
+
+def test_fake_tensors_hold_no_bytes() -> None:
+    model = torch.nn.Linear(2, 2)
+    before = live_storages(model, CPU)
+    with FakeTensorMode():
+        fake = torch.empty(MIB)
+    real = torch.empty(7, dtype=torch.uint8)
+    assert fake.device == CPU
+    assert sum(live_storages(model, CPU).values()) - sum(before.values()) == real.nbytes
