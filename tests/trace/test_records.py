@@ -134,3 +134,10 @@ def test_an_error_of_the_step_passes_through_and_leaves_nothing_installed() -> N
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert torch.autograd.graph.saved_tensors_hooks is not None
     assert model(torch.ones(1, 2)).grad_fn is not None
+
+
+def test_ops_of_a_bundled_workload_name_its_file() -> None:
+    model, step = gpt()
+    files = {Path(op.source.rpartition(":")[0]).name for op in trace(model, step).ops if op.phase is Phase.FORWARD}
+    assert "gpt.py" in files
+    assert files <= {"gpt.py", "text.py", "_steps.py"}

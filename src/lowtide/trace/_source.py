@@ -9,12 +9,16 @@ from types import FrameType
 
 import torch
 
-_LIBRARIES = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
+_TORCH, _LOWTIDE = (os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
+_WORKLOADS = os.path.join(_LOWTIDE, "workloads", "")
 
 
 @lru_cache(maxsize=4096)
 def _is_users(filename: str) -> bool:
-    return not filename.startswith(_LIBRARIES) and not filename.startswith("<") and "contextlib" not in filename
+    if filename.startswith((_TORCH, "<")) or "contextlib" in filename:
+        return False
+    # The bundled workloads stand for the user's own code.
+    return filename.startswith(_WORKLOADS) or not filename.startswith(_LOWTIDE)
 
 
 def source_line() -> str:
