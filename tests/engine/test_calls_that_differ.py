@@ -118,3 +118,19 @@ def test_a_module_in_the_region_is_exchanged():
         return found
 
     assert all(map(torch.equal, gradients(lambda fn: fn), gradients(lowtide.checkpoint)))
+
+
+def test_a_call_that_saves_nothing_is_followed_by_one_that_does():
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Tanh()).requires_grad_(False)
+    run = lowtide.checkpoint(layer)
+    x = torch.randn(2, 4)
+    for _ in range(3):
+        assert not run(x).requires_grad
+    saved: list[torch.Tensor] = []
+    layer[0].weight.requires_grad_(True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        y = run(x)
+    y.sum().backward()
+    (expected,) = torch.autograd.grad(layer(x).sum(), [layer[0].weight])
+    assert torch.equal(layer[0].weight.grad, expected)
+    assert [tuple(tensor.shape) for tensor in saved] == [(2, 4)], "only the input is held"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from lowtide import _torch_private as private
 from lowtide.engine._audit import Audit
 from lowtide.engine._call import Call
 from lowtide.engine._frame import Frame
+from lowtide.engine._guards._modules import Watch
 from lowtide.engine._learning import learn_surprises
 from lowtide.engine._options import Options
 from lowtide.engine._profile import Profile
 from lowtide.engine._thread import is_replaying
+from lowtide.engine._tree import ATOMS
 from lowtide.engine._unpack import unpack
 from lowtide.engine._values import hash_of
 
@@ -32,7 +35,7 @@ class Region:
         profile: what audits learned of its code; of the first member in a segment.
     """
 
-    __slots__ = ("__weakref__", "_told", "name", "options", "profile", "replay_s")
+    __slots__ = ("__weakref__", "_idle", "_told", "name", "options", "profile", "replay_s")
 
     def __init__(self, name: str, options: Options) -> None:
         self.name = options.name or name
@@ -40,6 +43,8 @@ class Region:
         self.replay_s = 0.0
         self.profile: Profile | None = None
         self._told = False
+        self._idle: Watch | bool = False
+        """Whether the call before saved nothing, and depends on nothing but its arguments and what is watched here."""
 
     def run(
         self, target: Callable[..., Any], fixed: nn.Module | None, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -52,10 +57,14 @@ class Region:
             profile: what is known of it.
             args, kwargs: its arguments.
         """
+        if self._idle is not False and not kwargs and _needs_no_gradients(self._idle, args):
+            return target(*args)
         if not hooks_work():
             return self._run_plain(target, args, kwargs)
         frame = Frame(self)
-        return self.enter(frame, target, fixed, profile, args, kwargs)
+        result = self.enter(frame, target, fixed, profile, args, kwargs)
+        self._idle = not frame.slots and _only_watched(frame.calls[0], target)
+        return result
 
     def enter(
         self,
@@ -116,6 +125,24 @@ class Region:
             self._told = True
             warnings.warn(f"region {self.name!r} runs under a function transform (torch.func), where no memory can be saved", stacklevel=4)
         return target(*args, **kwargs)
+
+
+def _only_watched(call: Call, target: Any) -> Watch | bool:
+    """The module whose forward it is; true for a function that can refer to nothing that changes."""
+    if call.fixed:
+        return call.watches[0][0] if len(call.watches) == 1 and not is_replaying() else False
+    return call.target is target and isinstance(target, (FunctionType, BuiltinFunctionType)) and not call.watches
+
+
+def _needs_no_gradients(watched: Watch | bool, args: tuple[Any, ...]) -> bool:
+    """Whether a call saves nothing for backward, so that it can be left alone. Were it wrong, it would only save no memory."""
+    for arg in args:
+        if arg.requires_grad if type(arg) is torch.Tensor else type(arg) not in ATOMS:
+            return False
+    if watched is True:
+        return True
+    assert isinstance(watched, Watch)
+    return not any(tensor is not None and tensor.requires_grad for tensor in watched.tensors())
 
 
 def hooks_work() -> bool:
