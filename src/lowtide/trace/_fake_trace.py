@@ -67,9 +67,9 @@ def _counting(home: torch.device, device: str | torch.device | None, gpu: str | 
         raise InvalidInputError(f"the cost model of a GPU ({gpu}) was asked for on {str(wanted)!r}: give device='cuda', or no gpu")
     if wanted.type == "cuda":
         wanted = torch.device("cuda", wanted.index or 0)
-    # A build of torch that is not linked with CUDA cannot record gradients on such a device: there the CPU stands in for it.
-    linked = wanted.type == "cpu" or torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
-    return Counting(wanted, wanted if linked else torch.device("cpu"))
+    # Autograd asks the driver about the device of every node, fake or not: where there is none, the CPU stands in for the GPU.
+    is_here = wanted.type == "cpu" or torch.cuda.is_available()
+    return Counting(wanted, wanted if is_here else torch.device("cpu"))
 
 
 def _costs(device: torch.device, gpu: str | None) -> tuple[Costs, str]:
