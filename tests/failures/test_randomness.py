@@ -191,3 +191,25 @@ def test_the_value_check_names_the_first_op_that_differs():
     run = lowtide.checkpoint(fn, check_values=True)
     with pytest.raises(lowtide.ReplayMismatchError, match="mul"):
         run(torch.randn(4, requires_grad=True)).sum().backward()
+
+
+def test_a_region_that_begins_to_draw_without_saving_what_it_drew(compare):
+    def scenario(region):
+        noise = [0.0]
+
+        def fn(x):
+            if noise[0]:
+                x = x + torch.randn(3) * noise[0]
+            return x.sin().exp()
+
+        run, seen = region(fn), []
+        for turn in range(6):
+            noise[0] = float(turn > 3)
+            x = torch.ones(3, requires_grad=True)
+            y = run(x)
+            torch.randn(2)
+            y.sum().backward()
+            seen.append(x.grad)
+        return seen
+
+    compare(scenario)

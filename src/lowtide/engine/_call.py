@@ -71,7 +71,9 @@ class Call:
         objects: attributes of ordinary objects that it can reach: their dictionary, and the values in it.
         news: it can reach an object of a type that no watched call could reach.
         attributes: of modules, that such a call changes, with what they were.
+        passing: nothing of it is kept but its inputs.
         audited: it is watched op by op.
+        draws: it drew from a generator of torch, or may have.
         ended_at: the number of the first backward node made after it.
         first: how many tensors the frame had saved when it was entered.
         random_end: state of the CPU generator at the end, where another thread may have drawn from it meanwhile.
@@ -79,8 +81,8 @@ class Call:
     """
 
     __slots__ = (
-        "_keep", "ambient", "args", "attributes", "audited", "deep", "ended_at", "first", "fixed", "kwargs", "news", "objects", "profile",
-        "python_state", "random", "random_end", "script", "states", "target", "watches",
+        "_keep", "ambient", "args", "attributes", "audited", "deep", "draws", "ended_at", "first", "fixed", "kwargs", "news",
+        "objects", "passing", "profile", "python_state", "random", "random_end", "script", "states", "target", "watches",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +93,8 @@ class Call:
         profile: Profile,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        *,
+        passing: bool = False,
     ) -> None:
         self.profile = profile
         self.watches: list[tuple[Watch, Taken]] = []
@@ -106,8 +110,16 @@ class Call:
         self.audited = False
         self.ended_at = 0
         self._keep: Callable[[torch.Tensor], Place] | None = frame.keep
+        self.passing = passing
         self._take(target, fixed, args, kwargs)
+        if passing:
+            return
+        if profile.python_random:
+            self.state(PYTHON)
+        if profile.numpy_random:
+            self.state(NUMPY)
         self.random: Random = take_random()
+        self.draws = True
         self.random_end: torch.Generator | None = None
         self.ambient: Ambient = take_ambient(profile.attention)
         self._keep = None
@@ -116,12 +128,14 @@ class Call:
         memo: dict[int, Any] = {}
         keep = self._keep
         assert keep is not None
-        if fixed is not None:
+        if self.passing:
+            self.target: Any = target
+        elif fixed is not None:
             watch = self.profile.watch
             if watch is None or watch.is_stale():
                 watch = self.profile.watch = watch_of(fixed)
             self._watch(watch)
-            self.target: Any = target
+            self.target = target
         elif is_replaying():
             self.target, self.fixed = target, True
         else:
@@ -138,10 +152,6 @@ class Call:
         except InvalidInputError as error:
             here = ([*_parameter_names(target, len(args)), *kwargs])[len(stored) + len(getattr(self, "kwargs", ()))]
             raise InvalidInputError(f"argument {here!r}: {error}") from None
-        if self.profile.python_random:
-            self.state(PYTHON)
-        if self.profile.numpy_random:
-            self.state(NUMPY)
 
     def take_deep(self, frame: Frame, memo: dict[int, Any], target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the arguments apart again, this time down to the attributes of ordinary objects."""
@@ -159,6 +169,8 @@ class Call:
 
     def module(self, module: nn.Module) -> None:
         """Watch a module that was met, or that is called."""
+        if self.passing:
+            return
         watch = watch_of(module)
         if not any(watch is known for known, _ in self.watches):
             self._watch(watch)
@@ -174,7 +186,7 @@ class Call:
 
     def state(self, value: object) -> None:
         """Take the state of a generator, or of what is registered."""
-        if all(value is not known for known, _ in self.states):
+        if not self.passing and all(value is not known for known, _ in self.states):
             self.states.append((value, take_state(value)))
 
     def other(self, value: object) -> None:
@@ -218,12 +230,11 @@ class Call:
         if elsewhere:
             ambient, wanted = take_ambient(len(self.ambient[5]) > 0), for_replay(self.ambient)
         grad = torch.is_grad_enabled()
-        random = take_random()
+        random = self._random_as_then()
         try:
             private.set_grad_enabled(True)
             if elsewhere:
                 set_ambient(wanted, ambient)
-            put_random(self.random)
             result = self.ambient[0].copy().run(_watched(target) if self.audited else target, *args, **kwargs)
             if self.random_end is not None and cpu_moved(self.random_end):
                 raise Mismatch(-1, None)
@@ -242,6 +253,14 @@ class Call:
             for watch, there in undo:
                 watch.put_back(there)
             self.check_modules(region)
+
+    def _random_as_then(self) -> Random | None:
+        """Set the generators back to what they were, if the call drew from them; returns what they are now."""
+        if not self.draws:
+            return None
+        now = take_random()
+        put_random(self.random)
+        return now
 
     def check_modules(self, region: str) -> None:
         """Raise if a parameter or buffer was modified since the call. After a replay, when they are at hand, this is quick.

@@ -16,10 +16,12 @@ from lowtide.engine._audit import Audit
 from lowtide.engine._call import Call
 from lowtide.engine._frame import Frame
 from lowtide.engine._guards._modules import Watch
+from lowtide.engine._guards._random import moved
 from lowtide.engine._learning import learn_surprises
 from lowtide.engine._options import Options
 from lowtide.engine._profile import Profile
-from lowtide.engine._thread import is_replaying
+from lowtide.engine._replay import unpack_in_replay
+from lowtide.engine._thread import is_replaying, state
 from lowtide.engine._tree import ATOMS
 from lowtide.engine._unpack import unpack
 from lowtide.engine._values import hash_of
@@ -62,6 +64,8 @@ class Region:
         if not hooks_work():
             return self._run_plain(target, args, kwargs)
         frame = Frame(self)
+        if state.depth and not state.keeps:
+            return self._run_in_replay(frame, target, fixed, profile, args, kwargs)
         result = self.enter(frame, target, fixed, profile, args, kwargs)
         self._idle = not frame.slots and _only_watched(frame.calls[0], target)
         return result
@@ -90,12 +94,26 @@ class Region:
             result = self._run_watched(frame, target, args, kwargs)
         if profile.torch_random and (crowded or threading.active_count() > 1):
             call.random_end = torch.default_generator.clone_state()
+        call.draws = profile.torch_random or call.audited or moved(call.random)
         frame.leave(call)
         for watch, taken in call.watches:
             rebound = watch.rebound(taken)
             if rebound:
                 learn_surprises(call, watch, rebound)
         return result
+
+    @staticmethod
+    def _run_in_replay(
+        frame: Frame, target: Callable[..., Any], fixed: nn.Module | None, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Nobody goes backward through a region inside a replay: it only has to hand its inputs to the hooks around it, as in forward."""
+        frame.enter(profile.copied)
+        Call(frame, target, fixed, profile, args, kwargs, passing=True)
+        private.push_hooks(_forget, unpack_in_replay)
+        try:
+            return target(*args, **kwargs)
+        finally:
+            private.pop_hooks()
 
     def _run_watched(self, frame: Frame, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         pack = frame.pack_hook()
@@ -125,6 +143,10 @@ class Region:
             self._told = True
             warnings.warn(f"region {self.name!r} runs under a function transform (torch.func), where no memory can be saved", stacklevel=4)
         return target(*args, **kwargs)
+
+
+def _forget(_: torch.Tensor) -> None:
+    """Saves nothing."""
 
 
 def _only_watched(call: Call, target: Any) -> Watch | bool:

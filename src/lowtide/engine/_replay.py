@@ -160,6 +160,16 @@ def run_calls(frame: Frame, recorder: Recorder) -> None:
     """Call the members one after the other until the recorder has enough."""
     results: list[list[torch.Tensor]] = []
     pack = recorder.pack_hook()
+    around, state.keeps = state.keeps, frame.running or recorder.keeps
+    try:
+        _call_members(frame, recorder, pack, results)
+    finally:
+        state.keeps = around
+    if recorder.mismatch is not None:
+        raise recorder.mismatch
+
+
+def _call_members(frame: Frame, recorder: Recorder, pack: Callable[[torch.Tensor], Any], results: list[list[torch.Tensor]]) -> None:
     last = len(frame.calls) - 1
     for index, call in enumerate(frame.calls):
         target, args, kwargs = call.arguments(frame, results)
@@ -175,8 +185,6 @@ def run_calls(frame: Frame, recorder: Recorder) -> None:
             break
         if index != last:
             results.append(tensors_in(result))
-    if recorder.mismatch is not None:
-        raise recorder.mismatch
 
 
 class _KeepAll(BaseException):

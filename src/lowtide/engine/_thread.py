@@ -25,9 +25,15 @@ class Mismatch(BaseException):
 
 
 class _Thread(threading.local):
-    """How many replays of this thread are under way, one inside the other."""
+    """What replays do in this thread.
+
+    Attributes:
+        depth: how many are under way, one inside the other.
+        keeps: what the innermost saves may be asked for while it runs: it goes backward through parts of itself.
+    """
 
     depth = 0
+    keeps = False
 
 
 state = _Thread()

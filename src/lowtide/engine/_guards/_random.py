@@ -25,13 +25,24 @@ def take_random() -> Random:
     return _clone(), [] if _KNOWN == [None] and _CUDA == [False] else _take_devices()
 
 
+def moved(since: Random) -> bool:
+    """Whether somebody drew from a default generator."""
+    return cpu_moved(since[0]) or (bool(since[1]) and not all(map(_same, since[1], _take_devices())))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return torch.equal(one[1], other[1]) if isinstance(one[1], torch.Tensor) else bool(one[1] == other[1])
+
+
 def cpu_moved(since: torch.Generator) -> bool:
     """Whether the state of the CPU generator is another one by now."""
     return not torch.equal(torch.default_generator.get_state(), since.get_state())
 
 
-def put_random(wanted: Random) -> None:
-    """Set the state of every default generator."""
+def put_random(wanted: Random | None) -> None:
+    """Set the state of every default generator; of none if there is nothing to set."""
+    if wanted is None:
+        return
     torch.default_generator.set_state(wanted[0].get_state())
     for put, state in wanted[1]:
         put(state)
