@@ -192,7 +192,7 @@ def test_a_module_that_cannot_be_replayed_is_left_out_of_the_plan(defiant: type[
         assert "first" in left_out[0]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
 def test_script_modules_are_run_and_never_replayed() -> None:
     blocks, x = residual_net(blocks=4)
     model = nn.Sequential(*blocks, torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.Tanh())))

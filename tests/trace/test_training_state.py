@@ -160,7 +160,7 @@ def test_restores_variables_of_the_scopes_around_a_step() -> None:
     assert (COUNTED, calls, seen, trainer.everything()) == (0, 0, {"last": None}, before)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
 def test_script_modules_are_restored() -> None:
     model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.ReLU())
     before = [p.detach().clone() for p in model.parameters()]
