@@ -134,3 +134,47 @@ def test_a_call_that_saves_nothing_is_followed_by_one_that_does():
     (expected,) = torch.autograd.grad(layer(x).sum(), [layer[0].weight])
     assert torch.equal(layer[0].weight.grad, expected)
     assert [tuple(tensor.shape) for tensor in saved] == [(2, 4)], "only the input is held"
+
+
+def test_a_region_that_saves_nothing_inside_another_region():
+    inner = lowtide.checkpoint(lambda t: t * 2)
+
+    def outer(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * inner(mask)).exp().sin()
+
+    run = lowtide.checkpoint(outer)
+    for _ in range(4):
+        x = torch.full((3,), 0.3, requires_grad=True)
+        run(x, torch.ones(3)).sum().backward()
+        (expected,) = torch.autograd.grad(outer(y := x.detach().requires_grad_(), torch.ones(3)).sum(), y)
+        assert torch.equal(x.grad, expected)
+
+
+class _Holder:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def _closure(x: torch.Tensor, wrap: Callable[..., Any]) -> torch.Tensor:
+    y = x.sin()
+    return (wrap(lambda t: (t * y).exp())(x.cos()) * y).exp().sin()
+
+
+def _object(x: torch.Tensor, wrap: Callable[..., Any]) -> torch.Tensor:
+    holder = _Holder(x.cos())
+    return wrap(lambda t: (t.sin() * holder.tensor).exp())(x.sin()).exp().sin()
+
+
+def _constant(x: torch.Tensor, wrap: Callable[..., Any]) -> torch.Tensor:
+    factor = torch.ones(3)
+    return (x.sin() * wrap(lambda t: t * 2 * factor)(torch.ones(3))).exp().sin()
+
+
+@pytest.mark.parametrize("body", [_closure, _object, _constant])
+def test_a_region_made_inside_a_region_refers_to_tensors_of_it(body: Callable[..., Any]):
+    run = lowtide.checkpoint(lambda x: body(x, lowtide.checkpoint))
+    for _ in range(4):
+        x, y = (torch.full((3,), 0.3, requires_grad=True) for _ in range(2))
+        run(x).sum().backward()
+        body(y, lambda fn: fn).sum().backward()
+        assert torch.equal(x.grad, y.grad)

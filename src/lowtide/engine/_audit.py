@@ -222,8 +222,11 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _is_hook(frame: FrameType) -> bool:
     """Whether a function is a module's hook: called by ``Module.__call__``, but not its forward."""
     caller = frame.f_back
-    return caller is not None and caller.f_code.co_name in ("_call_impl", "inner") and frame.f_code.co_name != "forward" and is_library(
-        caller.f_code.co_filename
+    return (
+        caller is not None
+        and caller.f_code.co_name in ("_call_impl", "inner")
+        and frame.f_code.co_name != "forward"
+        and is_library(caller.f_code.co_filename)
     )
 
 

@@ -38,13 +38,15 @@ class Held(Place):
         place: its place among all tensors that the member was given.
         version: of the tensor when the call was entered.
         copied: what is held is a copy, for the call writes to the tensor.
+        direct: it is held by the frame itself, not by the hooks around the region.
     """
 
-    __slots__ = ("copied", "index", "place", "requires_grad", "version")
+    __slots__ = ("copied", "direct", "index", "place", "requires_grad", "version")
 
     def __init__(self, index: int, place: int, requires_grad: bool, version: int, copied: bool) -> None:
         self.index = index
         self.place = place
+        self.direct = False
         self.requires_grad = requires_grad
         self.version = version
         self.copied = copied
@@ -128,18 +130,18 @@ class Call:
         memo: dict[int, Any] = {}
         keep = self._keep
         assert keep is not None
-        if self.passing:
-            self.target: Any = target
-        elif fixed is not None:
+        self.target: Any = target
+        if fixed is not None and not self.passing:
             watch = self.profile.watch
             if watch is None or watch.is_stale():
                 watch = self.profile.watch = watch_of(fixed)
             self._watch(watch)
-            self.target = target
-        elif is_replaying():
-            self.target, self.fixed = target, True
-        else:
-            self.target = store(target, self, memo)
+        elif fixed is None:
+            stored_target = store(target, self, memo)
+            if is_replaying():
+                self.fixed = True
+            else:
+                self.target = stored_target
         stored: list[Any] = []
         try:
             for arg in args:
@@ -155,7 +157,7 @@ class Call:
 
     def take_deep(self, frame: Frame, memo: dict[int, Any], target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the arguments apart again, this time down to the attributes of ordinary objects."""
-        self._keep, self.deep = frame.keep, True
+        self._keep, self.deep = frame.keep_directly, True
         if not self.fixed:
             self.target = store(target, self, memo)
         self.args = [store(arg, self, memo) for arg in args]

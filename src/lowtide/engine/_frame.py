@@ -21,6 +21,7 @@ from lowtide.errors import InputChangedError, ReplayError
 if TYPE_CHECKING:
     from lowtide.engine._region import Region
 
+
 class Frame:
     """What is kept of a call until backward is through with it.
 
@@ -59,6 +60,18 @@ class Frame:
         self._strange = False
         self.sites = []
 
+    def keep_directly(self, tensor: torch.Tensor) -> Place:
+        """Hold what only audits look for. A region around it does not hear of it, for its replays are not audited."""
+        around, self._around = self._around, None
+        try:
+            known = self.inputs.get(id(tensor))
+            held = self.keep(tensor) if known is None else known[1]
+            if known is None and isinstance(held, Held):
+                held.direct = True
+            return held
+        finally:
+            self._around = around
+
     def keep(self, tensor: torch.Tensor) -> Place:
         """Hold an input of the call that is being entered, unless an earlier member made it."""
         known = self.inputs.get(id(tensor))
@@ -91,7 +104,7 @@ class Frame:
     def copy_input(self, tensor: torch.Tensor, held: Held) -> None:
         """The call is about to write to an input for the first time: hold it as it still is."""
         self.held[held.index] = tensor.detach().clone()
-        held.copied = True
+        held.copied = held.direct = True
         held.version = -2
 
     def fetch(self, held: Held) -> torch.Tensor:
@@ -101,7 +114,7 @@ class Frame:
             InputChangedError: it was modified since.
         """
         kept: torch.Tensor = self.held[held.index]
-        if self._around is not None and held.version != -2:
+        if self._around is not None and not held.direct:
             with torch.no_grad():
                 kept = self._around[1](kept)
             if held.copied:

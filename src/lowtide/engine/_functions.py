@@ -101,5 +101,3 @@ def take_method(value: types.MethodType) -> Taken:
     """A method: its object may be one that is taken apart."""
     function = value.__func__
     return Box(lambda parts: types.MethodType(function, parts[0]), None), [value.__self__]
-
-

@@ -244,5 +244,3 @@ def watch_of(root: nn.Module) -> Watch:
     if watch is None or watch.is_stale():
         watch = _WATCHES[root] = Watch(root)
     return watch
-
-
