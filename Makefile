@@ -13,10 +13,10 @@ PYTAG := $(shell $(PYTHON) -c 'import sys; print("py%d.%d" % sys.version_info[:2
 READY := $(VENV)/.ready-$(PYTAG)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs bench clean
+.PHONY: help setup demo test test-core test-integrations test-vision check docs bench parallel-matrix clean
 
 help:
-	@echo "make demo | test | check | docs | bench | setup | clean"
+	@echo "make demo | test | test-core | test-integrations | test-vision | check | docs | bench | parallel-matrix | setup | clean"
 	@echo "variables: TORCH=$(TORCH) PYTHON=$(PYTHON) ARGS=\"$(ARGS)\""
 
 setup: $(READY)
@@ -40,8 +40,40 @@ $(READY): pyproject.toml
 demo: $(READY)
 	@OMP_WAIT_POLICY=passive TORCH_CPP_LOG_LEVEL=ERROR "$(BIN)/lowtide" demo $(ARGS)
 
-test: $(READY)
-	"$(BIN)/python" -m pytest $(ARGS)
+# With arguments for pytest, the core tests alone: they name tests, or say how to run some.
+test: test-core $(if $(ARGS),,test-integrations)
+
+# In as many processes as there are cores, and four at most: each takes half a gigabyte and more. ARGS="-n 0" is one process.
+PYTEST := -m pytest -n logical --maxprocesses 4 --dist worksteal
+
+test-core: $(READY)
+	"$(BIN)/python" $(PYTEST) $(ARGS)
+
+# Other libraries lie in an environment on top of the core one, which sees what is in that (torch above all) and never changes it.
+# The constraint has pip refuse a library that wants another torch, rather than fetch it.
+LIBRARIES_OF_integrations := transformers peft accelerate lightning diffusers
+LIBRARIES_OF_vision := torchvision timm
+VISION_TORCH := 2.14.1
+VISION_CONSTRAINT := torchvision==0.29.1
+
+test-integrations: $(VENV)-integrations/.ready-$(PYTAG)
+	LOWTIDE_TEST_LIBRARIES="$(LIBRARIES_OF_integrations)" "$(VENV)-integrations/bin/python" $(PYTEST) tests/integrations $(ARGS)
+
+# torchvision has compiled parts, so each release of it goes with one of torch.
+test-vision:
+	@$(MAKE) --no-print-directory TORCH=$(VISION_TORCH) test-vision-here
+
+test-vision-here: $(VENV)-vision/.ready-$(PYTAG)
+	LOWTIDE_TEST_LIBRARIES="$(LIBRARIES_OF_vision)" "$(VENV)-vision/bin/python" $(PYTEST) tests/integrations/test_vision.py $(ARGS)
+
+$(VENV)-%/.ready-$(PYTAG): $(READY)
+	@echo "setting up $(VENV)-$* with $(LIBRARIES_OF_$*); the first time takes a few minutes"
+	@rm -rf "$(VENV)-$*"
+	@"$(BIN)/python" -m venv --without-pip "$(VENV)-$*"
+	@"$(BIN)/python" -c 'import site, sys, sysconfig; paths = sysconfig.get_paths(vars={"base": sys.argv[1], "platbase": sys.argv[1]}); open(paths["purelib"] + "/core.pth", "w").write(f"import site; site.addsitedir({site.getsitepackages()[0]!r})\n")' "$(VENV)-$*"
+	@printf '%s\n' "torch==$(TORCH)" $(if $(filter vision,$*),"$(VISION_CONSTRAINT)") > "$(VENV)-$*/constraints.txt"
+	"$(VENV)-$*/bin/python" -m pip install -qq --constraint "$(VENV)-$*/constraints.txt" --editable ".[test-$*]"
+	@touch "$@"
 
 check: $(READY)
 	"$(BIN)/ruff" check .
@@ -54,8 +86,11 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict
 
 bench: $(READY)
-	@set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; "$(BIN)/python" "$$file" $(ARGS); done
+	@set -e; for file in $(filter-out benchmarks/parallel_matrix.py,$(wildcard benchmarks/[!_]*.py)); do echo "== $$file"; "$(BIN)/python" "$$file" $(ARGS); done
+
+parallel-matrix: $(READY)
+	OMP_WAIT_POLICY=passive "$(BIN)/python" benchmarks/parallel_matrix.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-torch* site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -28,6 +28,7 @@ ORDER = (
     "plan",
     "explain",
     "_torch_private",
+    "_torch_compiler",
     "engine",
     "torch_compat",
     "policy",
@@ -126,9 +127,33 @@ def test_a_package_imports_only_what_stands_above_it() -> None:
     assert [line for file in FILES for line in violations(file)] == []
 
 
+# Made of the other's own parts: another front of the engine, and what looks into replays.
+INSIDERS = {("torch_compat", "engine"), ("verify", "engine"), ("verify", "torch_compat")}
+
+
+def test_a_package_is_used_through_its_surface() -> None:
+    def is_private(name: str) -> bool:
+        parts = name.split(".")
+        return parts[0] == "lowtide" and len(parts) > 2 and any(part.startswith("_") for part in parts[2:])
+
+    found = [
+        f"{file.relative_to(SRC)}:{line} imports {name}"
+        for file in FILES
+        for line, name in imported_modules(file)
+        if is_private(name) and name.split(".")[1] != unit_of(file) and (unit_of(file), name.split(".")[1]) not in INSIDERS
+    ]
+    assert found == []
+
+
 def test_plan_names_no_torch() -> None:
     files = [file for file in FILES if unit_of(file) in ("plan", "explain", "errors", "units", "records")]
     assert [f"{file.name}:{line}" for file in files for line, name in imported_modules(file) if name.split(".")[0] == "torch"] == []
+
+
+def test_what_takes_long_to_import_is_imported_when_it_is_used():
+    code = "import sys, lowtide; print(*sorted({'scipy.optimize', 'plotly', 'rich', 'typer', 'torch._dynamo'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SRC)})
+    assert done.stdout.split() == []
 
 
 def test_plan_is_imported_where_there_is_no_torch() -> None:

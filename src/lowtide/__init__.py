@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec as _find_spec
 
-from lowtide import explain
+from lowtide import distributed, explain
 from lowtide._explain import CallableExplain as _CallableExplain
 from lowtide.errors import (
     AlreadyAppliedError,
@@ -18,6 +18,7 @@ from lowtide.errors import (
     LowtideError,
     MissingExtraError,
     PlanError,
+    PolicyError,
     ReplayError,
     ReplayMismatchError,
     StepError,
@@ -25,36 +26,43 @@ from lowtide.errors import (
     TraceError,
     VerificationError,
 )
-from lowtide.plan import Plan, PlannedRegion, Simulation, simulate, solve
-from lowtide.records import Decision, StepTrace
+from lowtide.plan import Frontier, KeptCall, Plan, PlannedRegion, Simulation, frontier, simulate, solve
+from lowtide.records import CallSite, Decision, StepTrace
 from lowtide.units import Budget
 from lowtide.workload import Workload
 
 explain.__class__ = _CallableExplain
 
 if _find_spec("torch") is not None:
-    from lowtide import notebook, torch_compat
+    from lowtide import integrations, notebook, policy, torch_compat
     from lowtide._fit import FitResult, fit
-    from lowtide.engine import Guard, checkpoint, is_replaying, once, original_only, register_state
+    from lowtide.engine import Guard, is_replaying, kept_sites, name, once, original_only, register_state
     from lowtide.measure import Comparison, Measurement, MemoryWatch, measure, memory_watch
-    from lowtide.policy import Handle, apply, fingerprint
+    from lowtide.policy import CheckpointWrapper, Handle, SequentialRegions, apply, checkpoint, checkpoint_sequential, fingerprint
     from lowtide.trace import trace
-    from lowtide.verify import Verification
+    from lowtide.verify import AuditReport, Diagnosis, Finding, Verification, audit, doctor, verify
 
     notebook.enable()
 
 __all__ = [
     "AlreadyAppliedError",
+    "AuditReport",
     "Budget",
     "BudgetError",
+    "CallSite",
+    "CheckpointWrapper",
     "Comparison",
     "Decision",
+    "Diagnosis",
+    "Finding",
     "FitResult",
+    "Frontier",
     "Guard",
     "Handle",
     "InfeasibleBudgetError",
     "InputChangedError",
     "InvalidInputError",
+    "KeptCall",
     "LowtideError",
     "Measurement",
     "MemoryWatch",
@@ -62,8 +70,10 @@ __all__ = [
     "Plan",
     "PlanError",
     "PlannedRegion",
+    "PolicyError",
     "ReplayError",
     "ReplayMismatchError",
+    "SequentialRegions",
     "Simulation",
     "StepError",
     "StepTrace",
@@ -73,20 +83,30 @@ __all__ = [
     "VerificationError",
     "Workload",
     "apply",
+    "audit",
     "checkpoint",
+    "checkpoint_sequential",
+    "distributed",
+    "doctor",
     "explain",
     "fingerprint",
     "fit",
+    "frontier",
+    "integrations",
     "is_replaying",
+    "kept_sites",
     "measure",
     "memory_watch",
+    "name",
     "once",
     "original_only",
+    "policy",
     "register_state",
     "simulate",
     "solve",
     "torch_compat",
     "trace",
+    "verify",
 ]
 
 

@@ -6,7 +6,11 @@ fails: a private name that still exists but means something else would be worse 
 
 from __future__ import annotations
 
+import ctypes
+import struct
+import sys
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -15,8 +19,9 @@ from torch._subclasses import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
+from torch.nn.utils import parametrize
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._python_dispatch import _pop_mode as _pop_dispatch
 from torch.utils._python_dispatch import _push_mode as _push_dispatch
 
@@ -58,8 +63,14 @@ set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 # What the engine itself looks at is no business of the user's modes.
 without_function_modes: Callable[[], Any] = torch._C.DisableTorchFunction
 without_dispatch_modes: Callable[[], Any] = torch._C._DisableTorchDispatch
+without_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
+is_functorch_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 profiler_active: Callable[[], bool] = torch._C._autograd._profiler_enabled
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+"""Whether the backward that runs in this thread leaves the graph for another one."""
+push_function_mode: Callable[[Any], None] = torch._C._push_on_torch_function_stack
+pop_function_mode: Callable[[], Any] = torch._C._pop_torch_function_stack
 
 # Ambient state that has no public getter, or none that is cheap.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
@@ -75,9 +86,30 @@ attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
 set_attention_order: Callable[[list[int]], None] = torch._C._set_sdp_priority_order
 
 
+ComputedWeights = tuple[int, dict[tuple[int, str], torch.Tensor | None]]
+
+
+_NO_WEIGHTS: ComputedWeights = (0, {})
+
+
+def computed_weights() -> ComputedWeights:
+    """Depth of ``torch.nn.utils.parametrize.cached()`` and what was computed in it so far, by module and name."""
+    return (parametrize._cache_enabled, dict(parametrize._cache)) if parametrize._cache_enabled else _NO_WEIGHTS
+
+
+def set_computed_weights(wanted: ComputedWeights) -> None:
+    """Put a copy of these in place."""
+    parametrize._cache_enabled, parametrize._cache = wanted[0], dict(wanted[1])
+
+
 def top_hooks() -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None:
     """The pack and unpack hook that are in force, if any."""
     return _top_hooks(False)
+
+
+def is_write_to_leaf(error: RuntimeError) -> bool:
+    """Whether autograd refused to write in place to a leaf that requires gradients, or to a view of one."""
+    return "leaf Variable that requires grad" in str(error)
 
 
 def in_backward() -> bool:
@@ -96,6 +128,39 @@ next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 # A mark for the profiler, without the cost of record_function in Python.
 FastMark: Callable[[str], Any] = torch._C._profiler._RecordFunctionFast
+# What an event of the profiler says of the device when it was on the CPU.
+CPU_EVENT: Any = torch._C._autograd.DeviceType.CPU
+# Whether the profiler is told of the ops of this thread; of allocations it is told all the same.
+tell_of_ops: Callable[[bool], None] = torch._C._autograd._enable_record_function
+
+
+class BareDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode whose handler is called as it is: for one under which nothing is compiled anyhow.
+
+    Other modes get theirs wrapped in what keeps the compiler off, which imports the compiler first.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def is_composite(func: Any) -> bool:
+    """Whether an operator is made of others, so that what it does depends on its arguments."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+class Unseen:
+    """In here ops go neither through dispatch modes nor through autograd. It is entered anew each time, and not inside itself."""
+
+    def __enter__(self) -> None:
+        self._guards = without_dispatch_modes(), without_autograd()
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(*exc)
 
 
 def running_sequence_number() -> int | None:
@@ -137,6 +202,12 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
+def top_function_mode() -> Any:
+    """The innermost function mode, if any."""
+    count = function_mode_count()
+    return torch._C._get_function_stack_at(count - 1) if count else None
+
+
 def function_modes() -> tuple[Any, ...]:
     """The stack of function modes, innermost last."""
     return tuple(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
@@ -163,6 +234,14 @@ def set_dispatch_modes(modes: tuple[Any, ...]) -> None:
         _push_dispatch(mode)
 
 
+_MEASURING = ("torch.utils.flop_counter", "torch.utils._debug_mode", "torch.distributed._tools", "torch.distributed.tensor.debug")
+
+
+def is_measuring(mode: Any) -> bool:
+    """Whether a dispatch mode is one of torch's own that only look at what runs: counters of operations, memory and communication."""
+    return type(mode).__module__.startswith(_MEASURING)
+
+
 # What torch.utils.checkpoint itself is made of: for lowtide.torch_compat, which keeps its semantics.
 graph_exec_group: Callable[[], Any] = torch._C._get_graph_exec_group
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
@@ -170,15 +249,55 @@ tree_unflatten: Callable[[list[Any], Any], Any] = torch.utils._pytree.tree_unfla
 SavedTensor: Any = torch._C._autograd.SavedTensor
 backward_takes_all_gradients: Callable[[], bool] = torch.autograd._is_checkpoint_valid
 checkpoint_debug: Callable[[], tuple[Callable[[], Any], Callable[[Any], Any]]] = torch.utils.checkpoint._get_debug_context_and_cb
+CheckpointFunction: Any = torch.utils.checkpoint.CheckpointFunction
 CachingMode: Any = torch.utils.checkpoint._CachingTorchDispatchMode
 CachedMode: Any = torch.utils.checkpoint._CachedTorchDispatchMode
 
 MODES_RESPECT_HOOKS = hasattr(torch.utils.checkpoint, "_current_user_saved_tensors_hooks")  # from 2.14 on
 
 
+_GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+CHECKPOINT_GENERATOR = next(name for name in _GENERATORS if hasattr(torch.utils.checkpoint, name))
+"""What ``checkpoint`` advances before and after the forward of its non-reentrant form; named anew in 2.14."""
+
+
+def checkpoint_generator() -> Callable[..., Any]:
+    """That function, as it is now."""
+    found: Callable[..., Any] = getattr(torch.utils.checkpoint, CHECKPOINT_GENERATOR)
+    return found
+
+
+def checkpoint_debug_forced() -> bool | None:
+    """What ``set_checkpoint_debug_enabled`` has in force; ``None`` leaves it to each call."""
+    return torch.utils.checkpoint._checkpoint_debug_enabled
+
+
 def checkpoint_advice() -> str:
     """What this release of torch advises when a replay did not match."""
     return str(torch.utils.checkpoint._debug_tip_msg)
+
+
+def engine_memory(generator: torch.Generator) -> ctypes.Array[ctypes.c_char] | None:
+    """A window on the memory in which a CPU generator has its whole state: the numbers made in advance, and a sample of two kinds.
+
+    Reading it is a copy of 2.5 kB. The public way makes a tensor of twice as much, which costs fifteen times the time.
+
+    Returns:
+        ``None`` where the state that the generator tells is not found in its memory as expected.
+    """
+    state = bytes(generator.get_state().numpy())
+    seed, left, seeded, position = struct.unpack_from("=QiiQ", state)
+    words = struct.pack(f"={_WORDS}I", *struct.unpack_from(f"={_WORDS}Q", state, 24))
+    memory = ctypes.string_at(generator._cdata, _HEADER + 256 + len(words) + _SAMPLES)  # type: ignore[attr-defined]
+    start = memory.find(words) - _HEADER
+    if start < 0 or struct.unpack_from("=Qi?xxxI", memory, start) != (seed, left, bool(seeded), position):
+        return None
+    size = (_HEADER + len(words) + 7) // 8 * 8 + _SAMPLES
+    return (ctypes.c_char * size).from_address(generator._cdata + start)  # type: ignore[attr-defined]
+
+
+_HEADER, _SAMPLES = 20, 24  # the samples: a float and a double, each with a byte after it that says whether there is one
+_WORDS = 624
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -187,6 +306,45 @@ def storage_key(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+def process_groups() -> list[Any]:
+    """The groups of processes that this one is in, for their timeouts."""
+    from torch.distributed import distributed_c10d
+
+    return list(distributed_c10d._world.pg_map)
+
+
+def timeout_of(group: Any) -> Any:
+    """How long a collective of a group waits, as a ``timedelta``; ``None`` where its backend does not say."""
+    try:
+        return group._get_backend(group._device_types[0]).options._timeout
+    except (AttributeError, RuntimeError, IndexError):
+        return None
+
+
+def set_timeout(group: Any, timeout: Any) -> None:
+    """How long collectives of a group wait from now on."""
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def in_input_backward() -> bool:
+    """Whether a pipeline's schedule goes backward for a stage's inputs alone, and for its weights later; looked up in every thread's stack.
+
+    Backward runs Python in threads of its own on accelerators, while the one that asked for it waits.
+    """
+    function = getattr(sys.modules.get("torch.distributed.pipelining._backward"), "stage_backward_input", None)
+    return function is not None and any(_runs(frame, function.__code__) for frame in sys._current_frames().values())
+
+
+def _runs(frame: FrameType | None, code: CodeType) -> bool:
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def use_counts(tensor: torch.Tensor) -> tuple[int, int]:

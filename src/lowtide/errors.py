@@ -6,7 +6,8 @@
     │   ├── TargetError                a command-line target that is missing or of the wrong kind
     │   ├── StepError                  a step that cannot be traced (no backward, nothing to replay)
     │   ├── TraceError                 a trace file that is damaged or of another version
-    │   └── PlanError                  a plan file that is damaged, of another version, or for another model
+    │   ├── PlanError                  a plan file that is damaged, of another version, or for another model
+    │   └── PolicyError                a policy that decides nothing, or chooses modules that are not there
     ├── InfeasibleBudgetError          no plan fits the budget
     ├── AlreadyAppliedError            a plan or policy is already installed on this model
     ├── MissingExtraError (ImportError) an optional library is not installed
@@ -49,6 +50,10 @@ class PlanError(InvalidInputError):
     """A plan that is damaged, of another version, or made for another model."""
 
 
+class PolicyError(InvalidInputError):
+    """A policy whose rule matched nothing or returned no decision, or that chooses modules which the model does not have."""
+
+
 class InfeasibleBudgetError(LowtideError):
     """No plan keeps the peak under the budget.
 
@@ -80,7 +85,17 @@ class ReplayError(LowtideError, RuntimeError):
 
 
 class ReplayMismatchError(ReplayError):
-    """A replay did not save the tensors that the forward saved."""
+    """A replay did not save the tensors that the forward saved.
+
+    Attributes:
+        region: its name.
+        op: in forward, the op that saved the first tensor that differs; empty where it is not known.
+        source: the user's line that called it, ``file.py:12``; empty where it is not known.
+    """
+
+    def __init__(self, message: str, *, region: str = "", op: str = "", source: str = "") -> None:
+        super().__init__(message)
+        self.region, self.op, self.source = region, op, source
 
 
 class InputChangedError(ReplayError):

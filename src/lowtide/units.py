@@ -136,3 +136,22 @@ def _share(text: str, share: float, of_activations: bool) -> Budget:
     if not 0 < share <= 1:
         raise BudgetError(f"a share lies above 0% and at most at 100%; found {text!r}")
     return Budget(activation_share=share) if of_activations else Budget(share=share)
+
+
+def parse_slowdown(slowdown: str | float) -> float:
+    """Read by how much longer a step may take, as a share of its time.
+
+    Raises:
+        BudgetError: it is no share, or below zero.
+
+    >>> parse_slowdown("5%"), parse_slowdown(0.05)
+    (0.05, 0.05)
+    """
+    if isinstance(slowdown, str):
+        match = _SHARE.fullmatch(slowdown)
+        share = float(match[1]) / 100 if match and not match[2] else None
+    else:
+        share = None if isinstance(slowdown, bool) or not 0 <= slowdown < float("inf") else float(slowdown)
+    if share is None:
+        raise BudgetError(f"cannot read the slowdown {slowdown!r}: write a share of the step's time such as 5% or 0.05")
+    return share

@@ -105,6 +105,14 @@ def test_a_report_is_written_from_a_file(invoke, trace_file, tmp_path):
     assert result.stdout.startswith("A peak of ")
 
 
+def test_a_report_is_a_picture_where_its_name_says_so(invoke, refused, trace_file, tmp_path):
+    pytest.importorskip("matplotlib", reason="PNGs need the extra png")
+    result = invoke("report", trace_file, "--out", "report.png", "--time-limit", "1")
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "let the name end in .html or .png" in refused("report", trace_file, "--out", "report.gif")
+
+
 @pytest.mark.parametrize("command", [("explain",), ("report",)])
 def test_a_file_that_is_no_trace_is_refused(refused, tmp_path, command, script):
     script(net=False)

@@ -24,7 +24,7 @@ def make_noise(where):
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=ENVIRONMENT)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=ENVIRONMENT)
 
 
 def test_every_way_to_print_goes_to_standard_error():

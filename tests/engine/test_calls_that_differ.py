@@ -11,6 +11,7 @@ from torch import nn
 
 import lowtide
 from lowtide.engine import install
+from lowtide.engine._audit import Audit
 
 
 class _Block(nn.Module):
@@ -178,3 +179,54 @@ def test_a_region_made_inside_a_region_refers_to_tensors_of_it(body: Callable[..
         run(x).sum().backward()
         body(y, lambda fn: fn).sum().backward()
         assert torch.equal(x.grad, y.grad)
+
+
+def test_functions_passed_through_one_wrapper_are_each_watched():
+    def wrapped(fn: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lowtide.checkpoint(lambda x: fn(x) * 1)
+
+    def writes(x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2).sin().exp().sin()
+
+    for fn in (lambda x: x.sin().exp(), lambda x: x.cos().exp(), writes):
+        x, expected = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+        expected.data.copy_(x.data)
+        (fn(expected * 1) * 1).sum().backward()
+        wrapped(fn)(x * 1).sum().backward()
+        assert torch.equal(x.grad, expected.grad)
+
+
+def test_an_object_that_is_called_is_watched_once(monkeypatch):
+    class Chain:
+        def __init__(self, parts):
+            self.parts = parts
+            self.name = None
+
+        def __call__(self, x):
+            for part in self.parts:
+                x = part(x)
+            return x
+
+    watched = []
+    run = Audit.run
+    monkeypatch.setattr(Audit, "run", lambda audit, *args: watched.append(audit) or run(audit, *args))
+    inner = [lowtide.checkpoint(nn.Sequential(nn.Linear(3, 3), nn.GELU())) for _ in range(2)]
+    outer = lowtide.checkpoint(Chain(inner))
+    for _ in range(4):
+        outer(torch.randn(2, 3, requires_grad=True)).sum().backward()
+    assert len(watched) == 3
+
+
+def test_what_an_import_in_the_first_call_reads_is_no_business_of_later_calls(tmp_path, monkeypatch):
+    (tmp_path / "imported_late.py").write_text("SIZES = [1, 2]\n\n\ndef total():\n    return sum(SIZES)\n\n\nTOTAL = total()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def body(x):
+        import imported_late
+
+        return torch.sin(x) * imported_late.TOTAL
+
+    region, x = lowtide.checkpoint(body), torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        assert torch.equal(torch.autograd.grad(region(x).sum(), x)[0], torch.autograd.grad(body(x).sum(), x)[0])
+    assert not any("SIZES" in guard.name for guard in lowtide.explain(region))

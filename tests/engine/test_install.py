@@ -11,6 +11,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from lowtide.engine import explain, install
 from lowtide.errors import AlreadyAppliedError, InvalidInputError
@@ -178,3 +179,21 @@ def test_explain_lists_what_was_learned(model):
     assert any("attributes calls" in guard.name for guard in guards)
     assert any("parameters" in guard.name and guard.seconds > 0 for guard in guards)
     assert all(guard.why for guard in guards)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_compiled_model_is_one_graph_in_which_the_compiler_replays_the_region(model):
+    block = model[1].mlp.eval()
+    handle = install([("1.mlp", block)])
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x: torch.sin(block(x)), backend=backend, fullgraph=True)
+    x = torch.randn(3, 8)
+    compiled(x).sum().backward()
+    found = [parameter.grad for parameter in block.parameters()]
+    marked = [node for node in backend.graphs[0].graph.nodes if node.target is torch.ops.higher_order.tag_activation_checkpoint]
+    handle.remove()
+    block.zero_grad()
+    torch.sin(block(x)).sum().backward()
+    assert len(marked) == 1
+    assert all(torch.equal(one, parameter.grad) for one, parameter in zip(found, block.parameters(), strict=True))
+    torch._dynamo.reset()

@@ -10,11 +10,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from lowtide.engine import checkpoint, is_replaying
+from lowtide.engine import checkpoint, install, is_replaying
 
 
 @pytest.fixture(autouse=True)
 def without_the_garbage_collector():
+    gc.collect()
+    checkpoint(torch.sin)(torch.ones(1, requires_grad=True)).backward()  # what is imported then leaves cycles
     gc.collect()
     gc.disable()
     yield
@@ -155,3 +157,21 @@ def test_a_chain_that_is_never_differentiated_is_freed_without_recursion():
     for _ in range(6000):
         h = run(h)
     del h
+
+
+def test_a_watched_call_leaves_no_cycles():
+    def once():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
+        install([("model", model)])
+        model(torch.randn(3, 4, requires_grad=True)).sum().backward()
+
+    once()  # what is imported or made once
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        once()
+        gc.collect()
+        assert not [found for found in gc.garbage if isinstance(found, (torch.Tensor, nn.Module))]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -35,7 +36,7 @@ def test_replay_is_advised_with_what_simulation_says_of_it(traced):
     replays = [advised for advised in found.remedies if advised.remedy is Remedy.REPLAY]
     for advised in replays:
         after = simulate(trace, advised.regions)
-        assert (after.peak_bytes, after.replay_s) == (advised.peak_bytes, advised.adds_s)
+        assert (after.peak_bytes, after.added_s) == (advised.peak_bytes, advised.adds_s)
         assert advised.saves_bytes == found.peak_bytes - after.peak_bytes > 0
 
 
@@ -96,11 +97,9 @@ def attention(traced, attend):
 def test_attention_written_out_is_told_of_fused_kernels(traced):
     trace = attention(traced, lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2), -1) @ v)
     found = remedies(trace)[Remedy.ATTENTION]
-    weights = 2 * 4 * 64 * 64 * 4
-    assert found.saves_bytes >= weights
+    assert found.saves_bytes >= 2 * 4 * 64 * 64 * 4  # of the weights, more than one matrix is alive at the peak
     fused = peak(attention(traced, F.scaled_dot_product_attention)).bytes
-    assert found.saves_bytes <= peak(trace).bytes
-    assert fused < peak(trace).bytes
+    assert found.peak_bytes == pytest.approx(fused, rel=0.15)  # but for the buffers of the fused kernel, which no trace of this step has
 
 
 def test_fused_attention_is_not(traced):
@@ -152,7 +151,7 @@ def test_the_frontier_falls_from_small_and_slow_to_the_step_as_it_is(traced):
     assert (points[-1].regions, points[-1].replay_s) == ((), 0.0)
     for point in points:
         after = simulate(trace, point.regions)
-        assert (after.peak_bytes, after.step_s) == (point.peak_bytes, point.step_s)
+        assert (after.peak_bytes, after.planned_s) == (point.peak_bytes, point.step_s)
         assert point.peak_bytes <= point.budget_bytes
 
 
@@ -166,7 +165,7 @@ def test_a_very_long_step_is_not_searched_but_has_a_frontier(traced, monkeypatch
     assert points[0].peak_bytes < 0.6 * points[-1].peak_bytes
     for point in points:
         after = simulate(trace, point.regions)
-        assert (after.peak_bytes, after.replay_s) == (point.peak_bytes, point.replay_s)
+        assert (after.peak_bytes, after.added_s) == (point.peak_bytes, point.replay_s)
 
 
 def test_a_step_with_nothing_to_replay_has_one_point(traced):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,18 @@ def test_what_is_alive_at_the_peak_adds_up_to_what_is_simulated(trace):
     assert found.bytes == simulation.peak_bytes
     assert sum(size for _, size in found.categories) == found.bytes
     assert sum(owner.bytes for owner in found.owners) == found.bytes
-    assert sum(storage.bytes for storage in found.storages) + found.workspace_bytes == found.bytes
+    assert sum(storage.bytes for storage in found.storages) == found.bytes
     assert found.of(Category.PARAMETER) == sum(p.numel() for p in nn.Sequential(Mlp(16), Mlp(16)).parameters()) * 4
     assert 0 < found.start_s < found.step_s
+
+
+def test_what_an_op_needs_inside_is_a_row_at_the_peak(trace):
+    ops = [replace(op, workspace_bytes=2**20 if i == len(trace.ops) // 2 else 0) for i, op in enumerate(trace.ops)]
+    found = peak(replace(trace, ops=tuple(ops)))
+    inside = found.storages[0]
+    assert (inside.storage, inside.bytes, inside.because) == (None, 2**20, "workspace of the op")
+    assert (inside.made_by, inside.owner) == (found.op_name, found.path)
+    assert sum(storage.bytes for storage in found.storages) == sum(owner.bytes for owner in found.owners) == found.bytes
 
 
 def test_the_peak_says_when_it_is_and_who_has_most(trace):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide.engine import _steady
 
 Region = Callable[[Callable[..., Any]], Callable[..., Any]]
 Scenario = Callable[[Region], Any]
@@ -107,3 +109,25 @@ def train() -> Callable[..., list[Any]]:
         return seen
 
     return steps
+
+
+@pytest.fixture
+def steadily(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Counts the calls that go the short way, and the replays that do."""
+    seen = {"calls": 0, "replays": 0}
+    run, replay = _steady.Steady.run, _steady.SteadyCall.replay
+
+    def counted_run(self: Any, *args: Any) -> Any:
+        result = run(self, *args)
+        seen["calls"] += result is not _steady.NEWS
+        return result
+
+    def counted_replay(self: Any, *args: Any) -> bool:
+        done = replay(self, *args)
+        seen["replays"] += done
+        return done
+
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # threads of what runs the tests draw nothing
+    monkeypatch.setattr(_steady.Steady, "run", counted_run)
+    monkeypatch.setattr(_steady.SteadyCall, "replay", counted_replay)
+    return seen

@@ -216,3 +216,19 @@ def test_anomaly_mode(compare):
 
     with pytest.warns(UserWarning, match="Anomaly"):
         compare(scenario)
+
+
+def test_the_settings_of_autocast_are_as_they_were_after_a_backward(compare):
+    def scenario(region):
+        layer = nn.Linear(4, 4)
+        run, seen = region(lambda x: layer(layer(x).sin()).float()), []
+        for _ in range(3):
+            x = torch.randn(3, 4, requires_grad=True)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = run(x) + layer(x).float()
+            y.sum().backward()
+            seen.append([x.grad, layer.weight.grad.clone(), torch.is_autocast_cache_enabled(), torch.is_autocast_enabled("cpu")])
+            layer.zero_grad()
+        return seen
+
+    compare(scenario)

@@ -309,3 +309,13 @@ def test_regions_over_parts_are_not_warned_about():
     _three_steps(lambda x: run_second(run_first(x)))
     _three_steps(lambda x: second(run_first(x)))
     _three_steps(lambda x: run_second(first(x)))
+
+
+def test_a_counter_around_the_backward_alone_sees_the_replay():
+    weight = torch.randn(8, 8, requires_grad=True)
+    run = lowtide.checkpoint(lambda x: torch.sin(x @ weight))
+    for _ in range(3):
+        out = run(torch.randn(2, 8, requires_grad=True)).sum()
+        with FlopCounterMode(display=False) as flops:
+            out.backward()
+        assert flops.get_total_flops() == 3 * (2 * 2 * 8 * 8)

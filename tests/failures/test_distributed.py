@@ -119,3 +119,28 @@ def test_parameters_emptied_between_forward_and_backward():
         assert torch.equal(h, e)
         assert torch.equal(x.grad, expected.grad)
     assert plain.weight.numel() == 16
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("inside", [True, False], ids=["region inside", "region around"])
+def test_fully_sharded_modules_with_buffers(compare, one_process, inside):
+    """The framework moves parameters: what a region saved must still be its to free, and buffers must end as after one forward."""
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+
+    def scenario(region):
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh()) for _ in range(2)]
+        runs = []
+        for block in blocks:
+            if inside:
+                block.forward = region(block.forward)
+            fsdp.fully_shard(block, mesh=mesh)
+            runs.append(block if inside else region(block))
+        seen = []
+        for _ in range(3):
+            x = torch.randn(3, 4, requires_grad=True)
+            runs[1](runs[0](x)).square().sum().backward()
+            seen.append([x.grad, *(buffer.clone() for block in blocks for buffer in block.buffers())])
+        return seen, [p.grad.full_tensor() for block in blocks for p in block.parameters()]
+
+    compare(scenario)

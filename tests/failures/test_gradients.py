@@ -390,3 +390,17 @@ def test_sparse_embedding_gradients(compare):
         return table.weight.grad.to_dense()
 
     compare(scenario)
+
+
+@pytest.mark.parametrize("change", [lambda y: y.mul_(2), lambda y: y.t().add_(1), lambda y: y.relu_().sub_(1)])
+def test_a_saved_result_that_the_next_op_changes_is_the_error_of_plain_autograd(change):
+    def fn(x):
+        y = torch.exp(torch.sin(x))
+        change(y)
+        return torch.sin(y)
+
+    for call in (fn, run := lowtide.checkpoint(fn), run):
+        x = torch.ones(2, 2, requires_grad=True)
+        y = call(x * 1).sum()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
+from lowtide.errors import InputChangedError
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
@@ -380,3 +381,66 @@ class _Count:
 lowtide.register_state(_Count, take=lambda _: None, restore=lambda _, __: None)
 _REPLAYS = _Count()
 _FORWARDS = _Count()
+
+
+def test_a_large_buffer_written_through_a_view(compare, train):
+    def scenario(region):
+        class Memory(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("kept", torch.zeros(300_000, 4))
+
+            def forward(self, x):
+                self.kept[:5] += x.detach()
+                return torch.sin(torch.exp(x) * self.kept[:5].sum())
+
+        memory = Memory()
+        return train(region(memory), memory)
+
+    compare(scenario)
+
+
+class _Pair(nn.Module):
+    """Two blocks that count what they see; regions are made of functions that can reach both."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh()) for _ in range(3))
+
+    def first(self, x):
+        return self.blocks[0](x)
+
+    def some(self, start, end):
+        def run(x):
+            for block in self.blocks[start:end]:
+                x = block(x)
+            return x
+
+        return run
+
+
+def test_statistics_of_modules_that_a_region_can_reach_but_does_not_run(compare, train):
+    def scenario(region):
+        model = _Pair()
+        first = region(model.first)
+        return train(lambda x: model.some(1, 3)(first(x)), model)
+
+    compare(scenario)
+
+
+def test_functions_of_one_code_that_run_other_modules(compare, train):
+    def scenario(region):
+        model = _Pair()
+        return train(lambda x: region(model.some(1, 3))(region(model.some(0, 1))(x)), model)
+
+    compare(scenario)
+
+
+def test_a_weight_that_is_reached_and_run_must_not_be_modified():
+    model = _Pair()
+    out = lowtide.checkpoint(model.some(0, 2))(torch.randn(5, 4, requires_grad=True))
+    with torch.no_grad():
+        model.blocks[2][0].weight.add_(1)
+        model.blocks[1][0].bias.add_(1)
+    with pytest.raises(InputChangedError, match=r"'blocks\.1\.0\.bias'"):
+        out.sum().backward()

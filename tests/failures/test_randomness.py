@@ -213,3 +213,20 @@ def test_a_region_that_begins_to_draw_without_saving_what_it_drew(compare):
         return seen
 
     compare(scenario)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LSTM(4, 5, batch_first=True), nn.RReLU], ids=["lstm", "rrelu"])
+def test_the_value_check_passes_over_memory_that_is_not_written(compare, make):
+    def scenario(region):
+        model = make()
+        run, seen = region(model), []
+        for _ in range(3):
+            x = torch.randn(2, 3, 4, requires_grad=True)
+            y = run(x.exp())
+            (y[0] if isinstance(y, tuple) else y).exp().sum().backward()
+            seen.append([x.grad, *(p.grad.clone() for p in model.parameters())])
+            model.zero_grad()
+            del y
+        return seen
+
+    compare(scenario, check_values=True)

@@ -93,6 +93,15 @@ def test_the_smallest_budget_of_the_error_fits() -> None:
     assert result.peak_bytes <= caught.value.smallest_bytes
 
 
+def test_a_clock_that_ticks_too_slowly_to_see_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.thread_time_ns", lambda: 0)
+    model, step = no_optimizer()
+    result = lowtide.fit(model, step, "60%", rounds=3)
+    assert result.trace.ops[0].seconds == 1e-9
+    assert result.peak_bytes <= result.budget_bytes
+    assert result.verified
+
+
 def test_fitting_twice_is_refused_until_the_first_is_removed() -> None:
     model, step = gpt()
     first = lowtide.fit(model, step, "60%", rounds=1)

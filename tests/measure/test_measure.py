@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.measure import Times, free_bytes, peak_bytes, ratio, time_in_turns
+from lowtide.measure import Times, _timing, free_bytes, peak_bytes, ratio, time_in_turns
 from lowtide.measure._phase_peaks import live_storages
 
 CPU = torch.device("cpu")
@@ -44,9 +45,12 @@ def test_steps_run_in_turns_and_the_first_round_does_not_count() -> None:
     assert [len(t.seconds) for t in times] == [3, 3]
 
 
-def test_a_slower_step_has_the_larger_ratio() -> None:
-    slow, fast = time_in_turns([lambda: time.sleep(0.02), lambda: time.sleep(0.001)], 3, CPU)
-    assert ratio(slow, fast) > 1
+def test_a_slower_step_has_the_larger_ratio(monkeypatch) -> None:
+    now = itertools.accumulate([0.0] + [3.0, 100.0, 2.0, 100.0] * 4)  # after each step: its time, and what passes up to the next
+    monkeypatch.setattr(_timing, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    slow, fast = time_in_turns([lambda: None] * 2, 3, CPU)
+    assert (slow.seconds, fast.seconds) == ((3.0,) * 3, (2.0,) * 3)
+    assert ratio(slow, fast) == 1.5
 
 
 def test_the_ratio_pairs_runs_so_that_drift_cancels() -> None:
@@ -58,6 +62,11 @@ def test_median_and_spread() -> None:
     assert times.median_s == 3.0
     assert times.spread_s == pytest.approx(50.5)
     assert Times((1.0, 2.0)).spread_s == 0.0
+    assert times.replay_s == 0.0
+
+
+def test_a_run_that_was_held_up_in_a_replay_does_not_make_replays_longer_than_steps() -> None:
+    assert Times((2.0, 3.0, 100.0), (1.0, 1.5, 99.0)).replay_s == 1.5
 
 
 def test_the_machine_has_memory_left() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from torch import nn
@@ -11,6 +9,7 @@ from torch import nn
 import lowtide
 from lowtide.engine import install
 from lowtide.errors import InvalidInputError
+from lowtide.measure import _timing
 from lowtide.measure._phase_peaks import _highest, live_storages, phase_peaks
 from lowtide.measure._resident import peak_resident_set_bytes
 from lowtide.plan import simulate
@@ -113,25 +112,26 @@ def test_replays_are_a_phase_and_a_share_of_the_time() -> None:
     assert 0 < found.replay_share < 1
 
 
-def test_two_steps_are_measured_in_turns() -> None:
+def test_two_steps_are_measured_in_turns(monkeypatch) -> None:
     model, step = made()
     order: list[str] = []
 
     def slow() -> None:
         order.append("slow")
         step()
-        time.sleep(0.03)
 
     def plain() -> None:
         order.append("plain")
         step()
 
+    spans = iter([3.0, 2.0] * 4)
+    monkeypatch.setattr(_timing, "_time_once", lambda run, _: (run(), next(spans))[1])
     found = lowtide.measure(model, slow, against=plain, steps=3)
     assert isinstance(found, lowtide.Comparison)
     assert order[2:10] == ["slow", "plain"] * 4  # after a first run of each: a round to warm up, and three
-    assert found.time_ratio > 1.5
+    assert found.time_ratio == 1.5
     assert found.peak_ratio == pytest.approx(1.0, abs=0.01)
-    assert found.step.step_s > found.against.step_s
+    assert (found.step.step_s, found.against.step_s) == (3.0, 2.0)
 
 
 def test_replayed_against_plain_has_a_lower_peak() -> None:

@@ -6,10 +6,12 @@ It is written from the rules in words (see the docstrings of ``simulate`` and ``
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
 from lowtide.errors import PlanError
-from lowtide.plan import PlannedRegion, simulate
-from lowtide.records import Phase, StepTrace
+from lowtide.plan import KeptCall, PlannedRegion, simulate
+from lowtide.plan._overhead import ENGINE
+from lowtide.records import FunctionCall, Phase, StepTrace
 
 
 def inside(trace: StepTrace, call: int | None, outer: set[int]) -> bool:
@@ -20,30 +22,56 @@ def inside(trace: StepTrace, call: int | None, outer: set[int]) -> bool:
     return False
 
 
+def follows(trace: StepTrace, call: int, path: str) -> int | None:
+    """The call of a path that is entered with nothing but calls around it entered since ``call`` returned."""
+    after = call + 1
+    while after < len(trace.calls) and inside(trace, after, {call}):
+        after += 1
+    while after < len(trace.calls) and trace.calls[after].path != path:
+        if after + 1 == len(trace.calls) or trace.calls[after + 1].parent != after:
+            return None
+        after += 1
+    return after if after < len(trace.calls) else None
+
+
 def groups(trace: StepTrace, paths: tuple[str, ...]) -> list[list[int]]:
-    """Occurrences of a region: runs of siblings, and lone members; none inside another."""
-    by_parent: dict[int | None, list[int]] = {}
-    for i, call in enumerate(trace.calls):
-        by_parent.setdefault(call.parent, []).append(i)
+    """Occurrences of a region: calls one right after the other, each given what one before it made, and members by themselves."""
     found = []
-    for siblings in by_parent.values():
-        at = 0
-        while at < len(siblings):
-            run = siblings[at : at + len(paths)]
-            if tuple(trace.calls[c].path for c in run) == paths:
-                found.append(run)
-                at += len(paths)
-            else:
-                if trace.calls[siblings[at]].path in paths:
-                    found.append([siblings[at]])
-                at += 1
+    for first, call in enumerate(trace.calls):
+        run: list[int | None] = [first] if call.path == paths[0] else [None]
+        for path in paths[1:]:
+            here = None if run[-1] is None else follows(trace, run[-1], path)
+            made = {s for c in run if c is not None for s in trace.calls[c].outputs}
+            run.append(here if here is not None and made & set(trace.calls[here].inputs) else None)
+        if None not in run:
+            found.append(run)
+    in_run = {c for run in found for c in run}
+    found += [[c] for c, call in enumerate(trace.calls) if call.path in paths and c not in in_run]
     calls = {c for group in found for c in group}
-    return [g for g in found if not inside(trace, trace.calls[g[0]].parent, calls)]
+    return sorted(g for g in found if not inside(trace, trace.calls[g[0]].parent, calls))
 
 
-def occurrence(trace: StepTrace, calls: list[int]) -> dict:
+def named_calls(trace: StepTrace, calls: list[int]) -> dict[KeptCall, FunctionCall]:
+    """Calls of functions in an occurrence by the names that plans give them."""
+    found = {}
+    for member in calls:
+        seen: list[str] = []
+        for f in trace.functions:
+            if inside(trace, f.call, {member}):
+                path = trace.calls[f.call].path
+                if sum(call.path == path for call in trace.calls) == 1:
+                    found[KeptCall(path, f.function, seen.count(f.function))] = f
+                seen.append(f.function)
+    # What a member hands to the next is made again.
+    passed_on = {s for member in calls[:-1] for s in trace.calls[member].outputs}
+    return {name: f for name, f in found.items() if not passed_on & set(f.outputs)}
+
+
+def occurrence(trace: StepTrace, calls: list[int], kept: tuple[KeptCall, ...]) -> dict:
     members = set(calls)
     ops = [i for i, op in enumerate(trace.ops) if op.phase is Phase.FORWARD and inside(trace, op.call, members)]
+    functions = [f for name, f in named_calls(trace, calls).items() if name in kept]
+    ops = [i for i in ops if not any(f.start <= i < f.end for f in functions)]
     fresh = {s for s, storage in enumerate(trace.storages) if not storage.resident and storage.born in ops}
     slots = [j for j, s in enumerate(trace.saved) if inside(trace, s.call, members) and s.storage in fresh]
     wanted = [trace.saved[j].used for j in slots if trace.saved[j].used is not None]
@@ -67,12 +95,16 @@ def occurrence(trace: StepTrace, calls: list[int]) -> dict:
         made |= set(trace.calls[c].outputs)
     until = max([trace.saved[j].released for j in dropped], default=0)
     assert not wanted or before is None or before >= min(wanted)
-    return {"ops": run, "before": before, "dropped": dropped, "needed": needed, "held": held if dropped else set(), "until": until}
+    holds = [(s, until) for s in held if dropped]
+    made_again = max((trace.storages[trace.saved[j].storage].born + 1 for j in needed), default=0)
+    reach = 0 if before is None else min(before, max(last, made_again))
+    holds += [(s, before + 1) for f in functions if f.start < reach for s in f.outputs]
+    return {"ops": run, "before": before, "dropped": dropped, "needed": needed, "holds": holds, "kept": len(functions)}
 
 
-def timeline(trace: StepTrace, regions: list[tuple[str, ...]]) -> list[tuple[str, int, int]]:
+def timeline(trace: StepTrace, regions: list[PlannedRegion]) -> list[tuple[str, int, int]]:
     """``(kind, op, bytes)`` of each moment."""
-    found = [occurrence(trace, g) for paths in regions for g in groups(trace, paths)]
+    found = [occurrence(trace, g, region.kept) for region in regions for g in groups(trace, region.paths)]
     dropped = {j for o in found for j in o["dropped"]}
 
     def alive(storage: int, at: int, *, gap: bool) -> bool:
@@ -80,7 +112,7 @@ def timeline(trace: StepTrace, regions: list[tuple[str, ...]]) -> list[tuple[str
         if (s.born >= at if gap else s.born > at) and not s.resident:
             return False
         holds = [slot.released for j, slot in enumerate(trace.saved) if slot.storage == storage and j not in dropped]
-        holds += [o["until"] for o in found if storage in o["held"]]
+        holds += [until for o in found for held, until in o["holds"] if held == storage]
         return at < max([s.freed, *holds])
 
     def original(at: int, *, gap: bool) -> int:
@@ -106,31 +138,56 @@ def timeline(trace: StepTrace, regions: list[tuple[str, ...]]) -> list[tuple[str
     return moments
 
 
-def replay_s(trace: StepTrace, regions: list[tuple[str, ...]]) -> float:
-    return sum(trace.ops[r].seconds for paths in regions for g in groups(trace, paths) for r in occurrence(trace, g)["ops"])
+def added_s(trace: StepTrace, regions: list[PlannedRegion]) -> float:
+    """Time of the ops that run again, and of the engine: for each call of a region, what it drops, what it keeps."""
+    total = 0.0
+    for region in regions:
+        for group in groups(trace, region.paths):
+            found = occurrence(trace, group, region.kept)
+            functions = sum(inside(trace, f.call, set(group)) for f in trace.functions) if region.kept else 0
+            total += sum(trace.ops[r].seconds for r in found["ops"])
+            total += ENGINE.region_s + ENGINE.slot_s * len(found["dropped"]) + ENGINE.function_s * functions
+            total += ENGINE.kept_s * len(region.kept)
+    return total
 
 
 def all_regions(trace: StepTrace) -> list[tuple[str, ...]]:
-    """Every module and every run of siblings, useful or not."""
-    by_parent: dict[int | None, list[str]] = {}
-    for call in trace.calls:
-        by_parent.setdefault(call.parent, []).append(call.path)
-    runs = {tuple(s[i:j]) for s in by_parent.values() for i in range(len(s)) for j in range(i + 1, len(s) + 1)}
-    return sorted(r for r in runs if len(set(r)) == len(r))
+    """Every module, every run of siblings, and every run of modules without others inside, useful or not."""
+    leaves = {c for c in range(len(trace.calls)) if all(other.parent != c for other in trace.calls)}
+    found = {(call.path,) for call in trace.calls}
+    growing = [[c] for c in range(len(trace.calls))]
+    while growing:
+        run = growing.pop()
+        made = {s for c in run for s in trace.calls[c].outputs}
+        for c, call in enumerate(trace.calls):
+            level = call.parent == trace.calls[run[-1]].parent or leaves.issuperset(run)
+            if level and follows(trace, run[-1], call.path) == c and made & set(call.inputs):
+                found.add(tuple(trace.calls[m].path for m in [*run, c]))
+                growing.append([*run, c])
+    return sorted(r for r in found if len(set(r)) == len(r) and not any(nested((a,), (b,)) for a in r for b in r if a != b))
 
 
-def all_plans(trace: StepTrace) -> Iterator[tuple[list[tuple[str, ...]], int, float]]:
-    """Every set of regions that may be together, with peak and replay time."""
+def all_kept(trace: StepTrace, paths: tuple[str, ...]) -> list[PlannedRegion]:
+    """A region with every set of calls that it can keep, useful or not."""
+    each = [set(named_calls(trace, group)) for group in groups(trace, paths)]
+    common = sorted(set.intersection(*each)) if each else []
+    sets = [chosen for n in range(len(common) + 1) for chosen in combinations(common, n)]
+    return [PlannedRegion(paths, kept=chosen) for chosen in sets]
 
-    def extend(chosen: list[tuple[str, ...]], rest: list[tuple[str, ...]]) -> Iterator[tuple[list[tuple[str, ...]], int, float]]:
+
+def all_plans(trace: StepTrace) -> Iterator[tuple[list[PlannedRegion], int, float]]:
+    """Every set of regions that may be together, with peak and time."""
+
+    def extend(chosen: list[PlannedRegion], rest: list[tuple[str, ...]]) -> Iterator[tuple[list[PlannedRegion], int, float]]:
         try:
-            result = simulate(trace, [PlannedRegion(paths) for paths in chosen])
+            result = simulate(trace, chosen)
         except PlanError:
             return
-        yield chosen, result.peak_bytes, result.replay_s
+        yield chosen, result.peak_bytes, result.added_s
         for i, paths in enumerate(rest):
-            if not any(nested(paths, other) for other in chosen):
-                yield from extend([*chosen, paths], rest[i + 1 :])
+            if not any(nested(paths, other.paths) for other in chosen):
+                for region in all_kept(trace, paths):
+                    yield from extend([*chosen, region], rest[i + 1 :])
 
     yield from extend([], all_regions(trace))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lowtide.records import Call, Category, Op, Phase, SavedTensor, StepTrace, Storage
+from lowtide.records import Call, Category, FunctionCall, Op, Phase, SavedTensor, StepTrace, Storage
 
 MB = 1_000_000
 
@@ -17,6 +17,7 @@ class Writer:
     storages: list[list] = field(default_factory=list)
     saved: list[list] = field(default_factory=list)
     calls: list[list] = field(default_factory=list)
+    functions: list[FunctionCall] = field(default_factory=list)
     stack: list[int] = field(default_factory=list)
 
     def op(self, seconds: float = 1.0, workspace: int = 0, phase: Phase = Phase.FORWARD, reads=(), writes=()) -> int:
@@ -53,6 +54,10 @@ class Writer:
         """Autograd has let go of it after the last op."""
         self.saved[slot][5] = len(self.ops)
 
+    def function(self, name: str, start: int, *outputs: int) -> None:
+        """A function ran the ops since ``start`` and returned these storages."""
+        self.functions.append(FunctionCall(name, self.stack[-1], start, len(self.ops), outputs))
+
     def enter(self, path: str, inputs=()) -> int:
         parent = self.stack[-1] if self.stack else None
         self.calls.append([path, parent, len(self.ops), None, tuple(inputs), ()])
@@ -72,6 +77,7 @@ class Writer:
             calls=tuple(Call(path, "Module", parent, a, b, i, o) for path, parent, a, b, i, o in self.calls),
             fingerprint="f",
             device="cpu",
+            functions=tuple(self.functions),
         )
 
 
@@ -147,6 +153,7 @@ class _Program:
     skips: list[int] = field(default_factory=list)
     tape: list[list[int]] = field(default_factory=list)
     budget: int = 9
+    functions: int = 0
 
     def chance(self, share: float) -> bool:
         return self.random.random() < share
@@ -155,6 +162,7 @@ class _Program:
         return self.random.choice([1, 2, 3, 5, 8])
 
     def op(self, x: int) -> int:
+        start = len(self.w.ops)
         self.w.op(self.random.choice([1.0, 2.0, 3.0]), self.random.choice([0, 0, 0, 4]), reads=[x])
         y = self.w.new(self.size())
         slots = [self.w.save(x)] if self.chance(0.5) else []
@@ -163,6 +171,8 @@ class _Program:
             mask = self.w.new(self.size())
             slots.append(self.w.save(mask))
             self.w.free(mask)
+        if self.w.stack and len(self.w.functions) < self.functions and self.chance(0.4):
+            self.w.function(self.random.choice("fg"), start, y)
         if self.skips and self.chance(0.25):
             slots.append(self.w.save(self.random.choice(self.skips)))
         self.tape.append(slots)
@@ -229,5 +239,6 @@ class _Program:
         return self.w.trace()
 
 
-def random_trace(random: object, ops: int = 9) -> StepTrace:
-    return _Program(random, budget=ops).step()
+def random_trace(random: object, ops: int = 9, functions: int = 0) -> StepTrace:
+    """Any step of about so many ops, of which at most ``functions`` are calls whose results can be kept."""
+    return _Program(random, budget=ops, functions=functions).step()

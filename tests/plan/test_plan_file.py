@@ -8,13 +8,17 @@ import os
 import pytest
 
 from lowtide.errors import PlanError
-from lowtide.plan import Plan, PlannedRegion
+from lowtide.plan import KeptCall, Plan, PlannedRegion
 from lowtide.records import Decision
 
 
 def some_plan() -> Plan:
     return Plan(
-        regions=(PlannedRegion(("blocks.0", "blocks.1")), PlannedRegion(("head",), Decision.KEEP)),
+        regions=(
+            PlannedRegion(("blocks.0", "blocks.1")),
+            PlannedRegion(("blocks.2",), kept=(KeptCall("blocks.2.mlp", "torch.matmul", 1),)),
+            PlannedRegion(("head",), Decision.KEEP),
+        ),
         fingerprint="abc",
         budget_bytes=2**40,
         predicted_peak_bytes=2**40 - 1,
@@ -33,7 +37,16 @@ def test_a_saved_plan_is_read_back_equal(tmp_path) -> None:
     some_plan().save(path)
     assert Plan.load(path) == some_plan()
     assert Plan.from_json(some_plan().to_json()) == some_plan()
-    assert json.loads(path.read_text())["version"] == 1
+    assert json.loads(path.read_text())["version"] == 2
+
+
+def test_a_file_from_before_calls_were_kept_is_read() -> None:
+    data = json.loads(some_plan().to_json()) | {"version": 1}
+    for region in data["regions"]:
+        del region["kept"]
+    old = Plan.from_json(json.dumps(data))
+    assert [region.paths for region in old.regions] == [region.paths for region in some_plan().regions]
+    assert not any(region.kept for region in old.regions)
 
 
 def test_saving_replaces_the_whole_file_and_leaves_nothing_beside_it(tmp_path) -> None:
@@ -88,14 +101,14 @@ DAMAGE = {
     "a list": ("[]", "a JSON object was required, found a list"),
     "another format": (changed(format="other"), "'other'"),
     "no format": ("{}", 'its "format" is None'),
-    "a later version": (changed(version=2), "version 2, this lowtide reads version 1"),
+    "a later version": (changed(version=3), "version 3, this lowtide reads versions 1 to 2"),
     "a version as text": (changed(version="1"), "version '1'"),
     "a version as truth": (changed(version=True), "version True"),
     "a field missing": (without("budget_bytes"), "'budget_bytes' is missing"),
     "a field too many": (changed(colour="red"), "unknown field 'colour'"),
     "bytes as text": (changed(budget_bytes="12"), "budget_bytes must be a whole number"),
     "bytes as a fraction": (changed(predicted_peak_bytes=1.5), "predicted_peak_bytes must be a whole number"),
-    "negative bytes": (changed(budget_bytes=-1), "budget_bytes must be a whole number of bytes, not negative, found -1"),
+    "negative bytes": (changed(budget_bytes=-1), "budget_bytes must be a whole number, not negative, found -1"),
     "bytes as truth": (changed(budget_bytes=True), "budget_bytes"),
     "time that is no number": (changed(predicted_step_s=float("nan")), "predicted_step_s must be a number"),
     "time as null": (changed(predicted_replay_s=None), "predicted_replay_s must be a number, not negative, found null"),
@@ -105,19 +118,24 @@ DAMAGE = {
     "regions as an object": (changed(regions={}), "regions must be a list, found an object"),
     "a region as text": (changed(regions=["a"]), "region 0 of the plan must be an object"),
     "a region without decision": (changed(regions=[{"paths": ["a"]}]), "region 0 of the plan is damaged: the field 'decision' is missing"),
-    "an unknown decision": (changed(regions=[{"paths": ["a"], "decision": "forget"}]), "'forget', one of keep, recompute"),
-    "a decision of another type": (changed(regions=[{"paths": ["a"], "decision": ["keep"]}]), "one of keep"),
-    "paths as text": (changed(regions=[{"paths": "a", "decision": "keep"}]), "must be a list, found 'a'"),
-    "a path as a number": (changed(regions=[{"paths": [1], "decision": "keep"}]), "a path of region 0"),
-    "no path": (changed(regions=[{"paths": [], "decision": "keep"}]), "names no module"),
-    "a path twice in a region": (changed(regions=[{"paths": ["a", "a"], "decision": "keep"}]), "names a module twice"),
-    "a path in two regions": (changed(regions=[{"paths": ["a"], "decision": "keep"}] * 2), "'a' is in two"),
+    "an unknown decision": (changed(regions=[{"paths": ["a"], "decision": "forget", "kept": []}]), "'forget', one of keep, recompute"),
+    "a decision of another type": (changed(regions=[{"paths": ["a"], "decision": ["keep"], "kept": []}]), "one of keep"),
+    "a kept call as text": (changed(regions=[{"paths": ["a"], "decision": "recompute", "kept": ["f"]}]), "must be an object, found 'f'"),
+    "a kept call without index": (
+        changed(regions=[{"paths": ["a"], "decision": "recompute", "kept": [{"module": "a", "function": "f"}]}]),
+        "the field 'index' is missing",
+    ),
+    "paths as text": (changed(regions=[{"paths": "a", "decision": "keep", "kept": []}]), "must be a list, found 'a'"),
+    "a path as a number": (changed(regions=[{"paths": [1], "decision": "keep", "kept": []}]), "a path of region 0"),
+    "no path": (changed(regions=[{"paths": [], "decision": "keep", "kept": []}]), "names no module"),
+    "a path twice in a region": (changed(regions=[{"paths": ["a", "a"], "decision": "keep", "kept": []}]), "names a module twice"),
+    "a path in two regions": (changed(regions=[{"paths": ["a"], "decision": "keep", "kept": []}] * 2), "'a' is in two"),
     "a region inside another": (
-        changed(regions=[{"paths": ["a.b.c"], "decision": "keep"}, {"paths": ["a"], "decision": "keep"}]),
+        changed(regions=[{"paths": ["a.b.c"], "decision": "keep", "kept": []}, {"paths": ["a"], "decision": "keep", "kept": []}]),
         "'a.b.c' lies inside 'a'",
     ),
     "a region inside the root": (
-        changed(regions=[{"paths": ["a"], "decision": "keep"}, {"paths": [""], "decision": "keep"}]),
+        changed(regions=[{"paths": ["a"], "decision": "keep", "kept": []}, {"paths": [""], "decision": "keep", "kept": []}]),
         "'a' lies inside ''",
     ),
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import time
+import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -181,14 +182,16 @@ def test_a_region_called_twice_is_replayed_for_each_call() -> None:
 def test_a_member_called_outside_of_the_run_is_a_region_of_its_own() -> None:
     # (p q) is a run; the second call of p stands alone and is replayed alone.
     w = Writer()
-    slots = []
+    slots: list[int] = []
+    made: list[int] = []
     for path in ("p", "q", "r", "p"):
-        w.enter(path, [])
+        w.enter(path, made)
         w.op()
         a = w.new(1 * MB)
         slots.append(w.save(a))
         w.leave([a])
         w.free(a)
+        made = [a]
     w.op()
     for slot in reversed(slots):
         w.use(slot)
@@ -303,13 +306,27 @@ def test_a_plan_for_another_model_is_refused() -> None:
         simulate(chain(2), plan)
 
 
-def test_long_steps_take_little_time() -> None:
-    trace = block_chain(2000, inner=5)
-    regions = [PlannedRegion((f"b{i}",)) for i in range(2000)]
-    begin = time.perf_counter()
-    result = simulate(trace, regions)
-    assert len(result.moments) == 30_000
-    assert time.perf_counter() - begin < 5.0
+def lines_run_for(blocks: int) -> int:
+    trace, lines = block_chain(blocks, inner=5), 0
+    regions = [PlannedRegion((f"b{i}",)) for i in range(blocks)]
+
+    def count(_frame: object, event: str, _arg: object) -> Callable[..., object]:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        result = simulate(trace, regions)
+    finally:
+        sys.settrace(before)
+    assert len(result.moments) == 15 * blocks
+    return lines
+
+
+def test_work_grows_with_the_length_of_a_step_and_no_faster() -> None:
+    assert lines_run_for(200) < 2.2 * lines_run_for(100)
 
 
 def test_random_steps_conserve_time_and_never_go_below_the_plain_floor() -> None:

@@ -12,7 +12,7 @@ from lowtide.plan import PlannedRegion, replayable_regions, simulate, smallest_b
 from lowtide.plan._candidates import candidates
 from lowtide.plan._index import TraceIndex
 from lowtide.plan._problem import memory_model
-from lowtide.plan.solvers import all_blocks, every_n, none, sqrt_n, whole_region
+from lowtide.plan.solvers import all_blocks, every_n, first_k, mixed_integer, none, sqrt_n
 from lowtide.plan.solvers._quiet import quiet
 from lowtide.records import Category, Phase, StepTrace
 
@@ -86,8 +86,8 @@ def test_a_plan_says_what_it_was_made_from() -> None:
     judged = simulate(trace, plan)
     assert (plan.predicted_peak_bytes, plan.predicted_step_s, plan.predicted_replay_s) == (
         judged.peak_bytes,
-        judged.step_s,
-        judged.replay_s,
+        judged.planned_s,
+        judged.added_s,
     )
 
 
@@ -125,12 +125,12 @@ def test_an_empty_step_is_no_error() -> None:
 
 
 def test_no_better_than_rules_of_thumb_never_happens() -> None:
-    trace = block_chain(9, inner=4)
+    trace = block_chain(7, inner=4)
     index = TraceIndex(trace)
-    for rule in (none, all_blocks, every_n, sqrt_n):
+    for rule in (none, all_blocks, every_n, first_k, sqrt_n):
         for regions in rule.regions(index):
             judged = simulate(trace, regions)
-            assert solve(trace, judged.peak_bytes).predicted_replay_s <= judged.replay_s
+            assert solve(trace, judged.peak_bytes).predicted_replay_s <= judged.added_s
 
 
 def test_rules_of_thumb_over_the_blocks_of_a_model() -> None:
@@ -167,7 +167,7 @@ def test_a_module_and_all_there_is_in_it_are_one_candidate() -> None:
     w.op(phase=Phase.BACKWARD)
     w.release(slot)
     found = candidates(TraceIndex(w.trace()))
-    assert [c.paths for c in found.regions] == [("outer.inner",)]
+    assert [c.paths for c in found.regions] == [("outer",)]
 
 
 def test_the_longest_segments_are_left_out_of_very_long_models_and_that_is_said() -> None:
@@ -191,17 +191,15 @@ def test_an_overshoot_of_the_program_is_solved_again_with_less() -> None:
     index = TraceIndex(trace)
     honest = memory_model(index, candidates(index).regions)
     light = dataclasses.replace(honest, constant=honest.constant - 15 * MB)
-    outcome = whole_region.fastest_within(index, light, 120 * MB, time_limit_s=10.0)
+    outcome = mixed_integer.fastest_within(index, light, 120 * MB, time_limit_s=10.0)
     assert outcome.simulation.peak_bytes <= 120 * MB
 
 
-def test_twenty_four_blocks_are_solved_in_seconds() -> None:
+def test_twenty_four_blocks_are_solved_to_the_optimum() -> None:
     trace = block_chain(24, inner=6)
     plain = simulate(trace, None).peak_bytes
     for share in (0.4, 0.6):
-        plan = solve(trace, int(share * plain), time_limit_s=20.0)
-        assert plan.gap is not None
-        assert plan.gap < 0.02
+        assert solve(trace, int(share * plain), time_limit_s=600.0).status == "optimal"
 
 
 def test_what_the_solver_library_prints_is_dropped_and_nothing_else(capfd) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 
 import lowtide
+import lowtide.engine
 import lowtide.torch_compat
+from lowtide.records import Decision
 
 from .conftest import PROGRAMS, Program
 
@@ -42,7 +46,21 @@ def _checkpointed(run, program, region):
         raise AssertionError(f"{type(error).__name__} got out") from error
 
 
-@pytest.mark.parametrize("region", [lowtide.checkpoint, _compat], ids=["lowtide", "torch_compat"])
+class _KeepSome:
+    """Keeps about half of the calls, whichever these are."""
+
+    def decide(self, site):
+        return Decision.KEEP if crc32(f"{site.function_name} {site.index}".encode()) % 2 else Decision.RECOMPUTE
+
+
+def _keeping(fn):
+    return lowtide.engine.checkpoint(fn, policy=_KEEP_SOME)
+
+
+_KEEP_SOME = _KeepSome()
+
+
+@pytest.mark.parametrize("region", [lowtide.checkpoint, _compat, _keeping], ids=["lowtide", "torch_compat", "keeping"])
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(program=PROGRAMS)
 def test_a_random_program(run, region, program: Program):

@@ -42,6 +42,7 @@ class Fit:
     before: Simulation
     after: Simulation
     verification: Verified = Verified()
+    plain_fits: bool = True
 
 
 def chain(blocks: int) -> StepTrace:

@@ -31,6 +31,7 @@ plot.on("plotly_afterplot", () => {
     hover: [...plot.querySelectorAll(".hoverlayer text")].map(node => node.textContent).join("|"),
     areas: plot.querySelectorAll(".fills path, .fill path, path.js-fill").length,
     wide: document.documentElement.scrollWidth <= window.innerWidth,
+    whole: (box => box.scrollWidth <= box.clientWidth)(document.getElementById("figures").parentElement),
     panels: plot.querySelectorAll(".subplot").length,
     width: plot.getBoundingClientRect().width,
     height: plot.getBoundingClientRect().height,
@@ -50,7 +51,7 @@ def browse(tmp_path):
         file.write_text(text, encoding="utf-8")
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=10000", "--dump-dom"]
         command = [CHROMIUM, *options, f"--user-data-dir={tmp_path}/profile", f"--window-size={width},{height}", file.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
         return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
     return open_page
@@ -65,6 +66,7 @@ def test_the_report_draws_hovers_and_fits_the_window(make_fit, browse, width):
     assert found["panels"] == 2
     assert found["areas"] >= 2 * 6
     assert found["wide"], "the page is wider than the window"
+    assert found["whole"], "a column of the figures is cut off"
     assert found["width"] > width / 2
     assert found["height"] > 400
     assert "aten.gelu.default" in found["hover"]
@@ -89,6 +91,10 @@ addEventListener("load", async () => {
   const heading = (name, number) => document.getElementById(name).tHead.rows[0].cells[number];
   await later(1500);
   const found = {wide: document.documentElement.scrollWidth <= window.innerWidth};
+  const frame = document.getElementById("frontier").getBoundingClientRect();
+  const labels = [...document.querySelectorAll("#frontier .textpoint text")].map(node => node.getBoundingClientRect());
+  found.labels = labels.length;
+  found.labelsInside = labels.every(label => label.left >= frame.left && label.right <= frame.right);
   found.frontier = await hovered("frontier", [{curveNumber: 1, pointNumber: 0}]);
   const schedule = document.getElementById("schedule");
   found.bars = schedule.querySelectorAll(".bars .point").length;
@@ -125,6 +131,8 @@ def test_every_chart_is_drawn_and_hovers_and_tables_sort(make_fit, browse, width
     assert console == []
     found = json.loads(unescape(re.search(r'<pre id="found">(.*?)</pre>', document)[1]))
     assert found["wide"], "the page is wider than the window"
+    assert found["labels"] >= 2
+    assert found["labelsInside"], "a name beside a point is cut off at the edge"
     assert "this plan" in found["frontier"]
     assert "4 regions replayed" in found["frontier"]
     assert found["bars"] >= 12 + 12 + 1 + 12 + 4 + 12 + 1

@@ -64,6 +64,17 @@ def test_a_step_that_does_not_repeat_itself_is_not_called_bitwise_equal(make_fit
     assert (row.change, row.alarming) == ("within noise", False)
 
 
+def test_a_step_that_does_not_fit_without_the_plan_is_not_compared_with_itself(make_fit):
+    fit = make_fit(plain_fits=False)
+    rows = {row.name: row for row in report.figures(fit, SUBJECT)}
+    assert [rows[name].plain for name in ("peak measured", "step time", "tokens per second")] == ["does not fit", "does not fit", ""]
+    assert not rows["step time"].change
+    assert rows["peak measured"].change == "71.4%"
+    assert "does not fit without the plan" in headline(fit)
+    assert "traced peak without" in fit_page(fit, SUBJECT)
+    assert report_dict(fit, SUBJECT)["plain_fits"] is False
+
+
 def test_losses_are_compared_by_their_bits():
     nan = struct.unpack("d", struct.pack("d", float("nan")))[0]
     assert Losses((1.0, nan), (1.0, nan)).equal

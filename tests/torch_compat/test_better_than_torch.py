@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import lowtide
 from lowtide.torch_compat import checkpoint
 
 _SCALE = contextvars.ContextVar("_SCALE", default=1.0)
@@ -128,3 +129,31 @@ def test_partial_backwards_do_not_pile_up_replayed_tensors():
     for _ in range(5):
         alive()
     assert alive() <= before
+
+
+def test_a_bare_except_in_a_loop_does_not_keep_the_replay_from_its_end():
+    def fn(x):
+        for _ in range(3):
+            try:
+                y = torch.sin(torch.exp(x))
+                break
+            except:  # noqa: E722
+                continue
+        return y
+
+    x = torch.ones(3, requires_grad=True)
+    checkpoint(fn, x, use_reentrant=False).sum().backward()
+    assert torch.equal(x.grad, torch.autograd.grad(torch.sin(torch.exp(x)).sum(), x)[0])
+
+
+@forms
+def test_code_can_tell_a_replay_from_the_forward(use_reentrant):
+    seen = []
+
+    def fn(x):
+        seen.append(lowtide.is_replaying())
+        return torch.sin(torch.exp(x))
+
+    checkpoint(fn, torch.ones(3, requires_grad=True), use_reentrant=use_reentrant).sum().backward()
+    assert seen == [False, True]
+    assert not lowtide.is_replaying()

@@ -262,6 +262,8 @@ def test_the_forward_context_sees_an_error_and_must_not_swallow_it(api):
     def fails(_):
         raise ValueError("from the function")
 
+    if api is torch.utils.checkpoint and not hasattr(api, "_CONSUMED"):
+        pytest.skip("before torch 2.13 its own hooks were left behind")
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(RuntimeError, match="suppressed an exception"):
         api.checkpoint(fails, x, use_reentrant=False, context_fn=lambda: (Swallows(), contextlib.nullcontext()))
@@ -310,7 +312,7 @@ def test_a_replay_that_saves_fewer_tensors_is_an_error(api):
     out = api.checkpoint(_changes(_three, _two), torch.ones(1, requires_grad=True), use_reentrant=False)
     with pytest.raises(CheckpointError, match="A different number of tensors was saved") as caught:
         out.sum().backward()
-    assert "mark_dynamic" in str(caught.value)
+    assert torch.utils.checkpoint._debug_tip_msg in str(caught.value)
 
 
 def test_a_replay_that_saves_more_tensors_is_an_error_unless_it_stops_early(api):

@@ -104,3 +104,29 @@ def test_tensors_in_containers_get_their_gradients():
     out = ours.checkpoint(lambda batch: {"out": [torch.sin(torch.exp(batch["x"]))]}, {"x": x}, use_reentrant=True)
     out["out"][0].sum().backward()
     assert torch.equal(x.grad, torch.autograd.grad(torch.sin(torch.exp(x)).sum(), x)[0])
+
+
+def test_what_a_call_returns_comes_from_one_node(api):
+    x = torch.randn(3, requires_grad=True)
+    one, same = api.checkpoint(lambda t: (torch.sin(torch.exp(t)), t), x, use_reentrant=True)
+    one.sum().backward(retain_graph=True)
+    same.sum().backward()
+    torch.testing.assert_close(x.grad, 1 + torch.exp(x.detach()) * torch.cos(torch.exp(x.detach())))
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        same.sum().backward()
+
+
+def test_what_a_call_returns_may_be_changed_in_place(api):
+    x = torch.randn(3, requires_grad=True)
+    out = api.checkpoint(lambda t: torch.sin(torch.exp(t)), x, use_reentrant=True)
+    out += x
+    out.mul_(2).sum().backward()
+    torch.testing.assert_close(x.grad, 2 + 2 * torch.exp(x.detach()) * torch.cos(torch.exp(x.detach())))
+
+
+def test_integers_among_the_outputs_need_no_gradients(api):
+    x = torch.randn(3, requires_grad=True)
+    values, indices = api.checkpoint(lambda t: tuple(torch.exp(t).sort()), x, use_reentrant=True)
+    assert not indices.requires_grad
+    values.sum().backward()
+    assert torch.equal(x.grad, torch.exp(x.detach()))

@@ -14,6 +14,9 @@ import lowtide.torch_compat as ours
 
 aten = torch.ops.aten
 
+# Before torch 2.13 a policy was asked again in the replay, and was not shown what an op had returned.
+numbered = pytest.mark.skipif(not hasattr(torch.utils.checkpoint, "_CONSUMED"), reason="PyTorch's modes do not number calls yet")
+
 
 def _keeping(api, policy, **options):
     return functools.partial(api.create_selective_checkpoint_contexts, policy, **options)
@@ -48,6 +51,7 @@ def test_what_is_kept_is_not_computed_again(api, policy):
     assert all(torch.equal(g, e) for g, e in zip(grads, expected, strict=True))
 
 
+@numbered
 def test_the_policy_is_asked_once_an_op_and_only_in_the_forward(api):
     asked = []
 
@@ -91,6 +95,7 @@ def test_a_second_backward_is_refused(api):
         out.sum().backward(retain_graph=True)
 
 
+@numbered
 def test_other_ops_in_the_replay_are_refused(api):
     runs = [0]
 
@@ -122,7 +127,7 @@ def test_what_was_kept_goes_with_the_graph_and_with_its_backward(api):
         mode = torch.utils._python_dispatch._get_current_dispatch_mode()
         out = x.cos().exp()
         entries = mode.storage[aten.exp.default]
-        if hasattr(entries.get(0), "val"):
+        if entries and hasattr(entries[0], "val"):
             kept.append(weakref.ref(entries[0].val))
         return out.sin()
 

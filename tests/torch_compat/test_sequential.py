@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+import lowtide.torch_compat
+
 
 class _Counted(nn.Module):
     def __init__(self):
@@ -50,3 +52,10 @@ def test_unknown_keywords_are_refused(api):
 def test_not_saying_which_form_is_warned_about(api):
     with pytest.warns(UserWarning, match="use_reentrant parameter should be passed explicitly"):
         api.checkpoint_sequential([nn.Linear(1, 1), nn.Linear(1, 1)], 2, torch.ones(1, 1, requires_grad=True))
+
+
+def test_a_module_used_twice_runs_twice():
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(shared, nn.Tanh(), shared, nn.Tanh())
+    x = torch.randn(2, 3, requires_grad=True)
+    assert torch.equal(lowtide.torch_compat.checkpoint_sequential(model, 2, x, use_reentrant=False), model(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 
@@ -47,6 +48,16 @@ def test_nested_use_restores_at_the_outermost_end(library):
     assert library.ckpt is original
 
 
+def test_partial_functions_made_before_are_reached_and_those_made_meanwhile_restored():
+    original = torch_checkpoint.checkpoint
+    before = functools.partial(original, use_reentrant=False)
+    with ours.substituted():
+        assert (before.func, before.keywords) == (ours.checkpoint, {"use_reentrant": False})
+        meanwhile = functools.partial(torch_checkpoint.checkpoint, use_reentrant=True)
+    assert (before.func, before.keywords) == (original, {"use_reentrant": False})
+    assert (meanwhile.func, meanwhile.keywords) == (original, {"use_reentrant": True})
+
+
 def test_an_error_restores_too(library):
     original = library.ckpt
     with pytest.raises(KeyError), ours.substituted():
@@ -85,3 +96,15 @@ def test_regions_of_torch_distributed():
             assert x.grad.abs().sum() > 0
             buffers = dict(model.named_buffers())
             assert [int(b) for name, b in buffers.items() if name.endswith("num_batches_tracked")] == [1]
+
+
+def test_a_module_that_holds_the_functions_of_lowtide_keeps_them():
+    holder = types.ModuleType("holder_of_ours")
+    holder.checkpoint = ours.checkpoint
+    sys.modules["holder_of_ours"] = holder
+    try:
+        with ours.substituted():
+            pass
+        assert holder.checkpoint is ours.checkpoint
+    finally:
+        del sys.modules["holder_of_ours"]

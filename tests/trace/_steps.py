@@ -30,7 +30,7 @@ def residual_net(blocks: int = 4, width: int = 64, rows: int = 256) -> tuple[nn.
 
 
 def gpt() -> Made:
-    workload = bundled("gpt", blocks=3, width=32, context=32, batch=4, corpus_bytes=2**16)
+    workload = bundled("gpt", blocks=2, width=32, context=32, batch=4, corpus_bytes=2**16)
     return workload.model, workload.step
 
 

@@ -6,6 +6,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,14 @@ def made(request: pytest.FixtureRequest) -> Made:
     return request.param()
 
 
-# oneDNN's recurrent layers hand their backward a workspace of which torch tells fake tensors nothing.
-@pytest.mark.parametrize("name", sorted(FAKEABLE.keys() - {"recurrent"}))
+def comparable(traced: StepTrace, name: str) -> list[object]:
+    """Saved tensors; of the workspace that oneDNN's recurrent layers hand to their backward a fake tensor has no shape."""
+    if name != "recurrent":
+        return list(traced.saved)
+    return [replace(saved, shape=(), bytes=0) if saved.dtype == "uint8" else saved for saved in traced.saved]
+
+
+@pytest.mark.parametrize("name", sorted(FAKEABLE))
 def test_on_the_same_device_the_record_is_that_of_the_real_step(name: str) -> None:
     model, step = FAKEABLE[name]()
     real, fake = trace(model, step), trace(model, step, fake=True)
@@ -43,7 +50,7 @@ def test_on_the_same_device_the_record_is_that_of_the_real_step(name: str) -> No
     assert [(op.name, op.phase, op.source, op.call) for op in fake.ops] == [(op.name, op.phase, op.source, op.call) for op in real.ops]
     assert fake.calls == real.calls
     assert fake.storages == real.storages
-    assert fake.saved == real.saved
+    assert comparable(fake, name) == comparable(real, name)
     assert (fake.fake, real.fake) == (True, False)
 
 

@@ -33,12 +33,40 @@ def test_calls_follow_the_module_tree() -> None:
 def test_a_block_reads_what_the_block_before_returned() -> None:
     model, step = gpt()
     by_path = {call.path: call for call in trace(model, step).calls}
-    assert by_path["blocks.1"].outputs == by_path["blocks.2"].inputs
+    assert by_path["blocks.0"].outputs == by_path["blocks.1"].inputs
 
 
 def test_every_call_of_a_shared_module_is_seen() -> None:
     model, step = shared()
     assert [call.path for call in trace(model, step).calls].count("block") == 4
+
+
+class Tries(nn.Module):
+    """Catches what an op of its own raises, as code does that tries a decomposition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            torch.mm(x, x)
+        except RuntimeError:
+            return self.inner(x)
+        raise AssertionError("a product of these shapes was required to fail")
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_an_op_that_raises_is_none_of_the_step(fake: bool) -> None:
+    model, x = Tries(), torch.randn(2, 4)
+
+    def step() -> None:
+        model(x).sum().backward()
+        with pytest.raises(RuntimeError):
+            torch.mm(x, x)
+
+    traced, plain = trace(model, step, fake=fake), trace(model, lambda: model.inner(x).sum().backward(), fake=fake)
+    assert [(op.name, op.workspace_bytes) for op in traced.ops] == [(op.name, op.workspace_bytes) for op in plain.ops]
 
 
 def test_phases_come_in_order() -> None:
@@ -141,3 +169,19 @@ def test_ops_of_a_bundled_workload_name_its_file() -> None:
     files = {Path(op.source.rpartition(":")[0]).name for op in trace(model, step).ops if op.phase is Phase.FORWARD}
     assert "gpt.py" in files
     assert files <= {"gpt.py", "text.py", "_steps.py"}
+
+
+def test_calls_of_functions_are_those_that_ran_an_op_in_forward() -> None:
+    model, step = gpt()
+    traced = trace(model, step)
+    block = next(i for i, call in enumerate(traced.calls) if call.path == "blocks.1")
+    inside = [f for f in traced.functions if traced.calls[f.call].path.startswith("blocks.1")]
+    linears = [f for f in inside if f.function == "torch._C._nn.linear"]
+    assert linears
+    for call in linears:
+        names = [op.name for op in traced.ops[call.start : call.end]]
+        assert any(name in ("aten.addmm.default", "aten.mm.default") for name in names)
+        assert all(call.start <= traced.storages[s].born < call.end for s in call.outputs)
+    assert all(traced.calls[block].start <= f.start < f.end <= traced.calls[block].end for f in inside)
+    assert all(a.end <= b.start for a, b in zip(traced.functions, traced.functions[1:], strict=False))
+    assert all(op.phase is Phase.FORWARD for f in traced.functions for op in traced.ops[f.start : f.end])

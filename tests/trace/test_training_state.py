@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 from collections import deque
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from lowtide.policy._key_value_cache import CacheOff
 from lowtide.trace import TrainingState, find_optimizers
 
 
@@ -181,3 +183,89 @@ def test_large_data_is_not_copied() -> None:
     data[0] = 1
     state.restore()
     assert data[0] == 1
+
+
+class Hooked(nn.Linear):
+    """Puts a hook on itself in its first call, as libraries do that record what layers return."""
+
+    hooked = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.hooked:
+            self.register_forward_hook(lambda *_: None)
+            self.hooked = True
+        return super().forward(x)
+
+
+def test_hooks_that_a_step_makes_are_taken_away_and_those_it_takes_away_are_put_back() -> None:
+    model = Hooked(2, 2)
+    mine = model.register_forward_hook(lambda *_: None)
+    state = TrainingState(model)
+    for _ in range(3):
+        model(torch.ones(1, 2))
+        assert len(model._forward_hooks) == 2
+        state.restore()
+        assert [*model._forward_hooks] == [mine.id]
+        assert not model.hooked
+    mine.remove()
+    state.restore()
+    assert [*model._forward_hooks] == [mine.id]
+
+
+def test_hooks_of_lowtide_stay() -> None:
+    model = nn.Linear(2, 2)
+    state = TrainingState(model)
+    CacheOff(model)
+    state.restore()
+    assert len(model._forward_pre_hooks) == 1
+
+
+class TestIterators:
+    """What a step draws its data from."""
+
+    def state(self, data):
+        held = [data]
+        model = nn.Linear(2, 2)
+        return held, TrainingState(model, lambda: next(held[0]), iterators=True)
+
+    def test_without_asking_they_are_left_alone(self):
+        held = [iter(range(9))]
+        TrainingState(nn.Linear(2, 2), lambda: next(held[0])).restore()
+        assert type(held[0]) is type(iter(range(9)))
+
+    def test_items_come_again_after_each_restore_and_as_they_were(self):
+        held, state = self.state(iter([[1, 2], [3, 4], [5, 6]]))
+        assert next(held[0]).pop() == 2
+        state.restore()
+        assert next(held[0]).pop() == 2
+        state.restore()
+        assert [*held[0]] == [[1, 2], [3, 4], [5, 6]]
+
+    def test_random_numbers_for_an_item_count_as_drawn_again(self):
+        held, state = self.state(torch.rand(2) for _ in range(9))
+        first = next(held[0]), torch.rand(1)
+        state.restore()
+        again = next(held[0]), torch.rand(1)
+        assert all(map(torch.equal, first, again))
+
+    def test_a_step_that_drew_other_numbers_before_is_not_set_right(self):
+        held, state = self.state(torch.rand(2) for _ in range(9))
+        next(held[0])
+        state.restore()
+        torch.rand(1)
+        drawn = torch.get_rng_state()
+        next(held[0])
+        assert torch.equal(drawn, torch.get_rng_state())
+
+    def test_nothing_is_remembered_once_the_snapshot_is_gone(self):
+        held, state = self.state(iter(range(9)))
+        assert [next(held[0]) for _ in range(3)] == [0, 1, 2]
+        state.restore()
+        del state
+        assert [next(held[0]) for _ in range(5)] == [0, 1, 2, 3, 4]
+        assert not held[0]._items
+
+    def test_a_file_is_no_data_of_this_kind(self, tmp_path):
+        with gzip.open(tmp_path / "log", "wb") as log:
+            held, _ = self.state(log)
+            assert held[0] is log

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,7 +30,13 @@ class Planted(nn.Module):
         self.count += 2 if fault == "buffer" else 1
         if fault == "random state":
             torch.rand(1)
+        if fault == "random state of Python":
+            random.random()
+        if fault == "random state of NumPy":
+            np.random.rand()
         x = torch.dropout(self.linear(x), 0.5, fault != "mask")
+        if fault == "output":
+            return torch.where(x == 0, x, x)[[1, 0, *range(2, len(x))]]
         return x.detach() + 0 * x if fault == "gradient" else x
 
 
@@ -60,7 +69,17 @@ def test_equal_steps_are_equal_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("fault", "found"),
-    [("buffer", "buffer count"), ("random state", "random state 0"), ("gradient", "gradient of linear.weight"), ("mask", "loss")],
+    [
+        ("buffer", "buffer count"),
+        ("random state", "random state 0"),
+        ("gradient", "gradient of linear.weight"),
+        ("mask", "loss"),
+        ("random state of Python", "random state of Python"),
+        ("random state of NumPy", "random state of NumPy"),
+        ("output", "output 0"),
+        ("gradient", "optimizer state momentum_buffer of linear.bias"),
+        ("gradient", "parameter linear.bias"),
+    ],
 )
 def test_a_planted_fault_is_found_and_named(fault: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     result = verified(fault, monkeypatch)

@@ -24,6 +24,9 @@ class FitResult:
         before, after: the simulated timelines without and with the plan.
         verification: the planned step against the plain one, bit for bit.
         handle: of the installed plan.
+        plain_fits: the device has room for the step without a plan. Where it has not, what autograd saves was kept off the device for
+            it: ``plain.peak_bytes`` is then the traced peak, and ``plain.step_s`` and ``step_ratio`` are those of such a step.
+        notes: where time or peak of the first plan that was measured was off by more than 3 % from the simulation, and which term was.
     """
 
     plan: Plan
@@ -36,6 +39,8 @@ class FitResult:
     after: Simulation
     verification: Verification
     handle: Handle
+    plain_fits: bool = True
+    notes: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -60,7 +65,7 @@ class FitResult:
     @property
     def predicted_step_s(self) -> float:
         """Time of a step with the plan: the measured plain time, and the share that the simulation adds to it."""
-        return self.plain.step_s * self.after.step_s / self.before.step_s
+        return self.plain.step_s * self.after.planned_s / self.before.step_s
 
     @property
     def replay_share(self) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from lowtide.engine._calls_in_graph import regions_in_graphs
 from lowtide.engine._checkpoint import checkpoint
-from lowtide.engine._explain import Guard, explain
+from lowtide.engine._explain import Guard, explain, kept_sites
 from lowtide.engine._install import RegionHandle, install, refuse_installed
+from lowtide.engine._kept._sites import name
+from lowtide.engine._observers import Observer, observed, watch_again, without_regions
 from lowtide.engine._once import once, original_only
 from lowtide.engine._options import Options
 from lowtide.engine._replay import replay_seconds
@@ -13,15 +16,22 @@ from lowtide.engine._thread import is_replaying
 
 __all__ = [
     "Guard",
+    "Observer",
     "Options",
     "RegionHandle",
     "checkpoint",
     "explain",
     "install",
     "is_replaying",
+    "kept_sites",
+    "name",
+    "observed",
     "once",
     "original_only",
     "refuse_installed",
+    "regions_in_graphs",
     "register_state",
     "replay_seconds",
+    "watch_again",
+    "without_regions",
 ]

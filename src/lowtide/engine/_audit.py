@@ -7,59 +7,86 @@ profile function; both are far too slow to stay on.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from lowtide import _torch_private as private
+from lowtide.engine._guards._outside import read
+from lowtide.engine._guards._random import Random, moved, take_random
+from lowtide.engine._kept._keeping import holding_for, run_holding
+from lowtide.engine._kept._sites import Sites
 from lowtide.engine._learning import Before
 from lowtide.engine._profile import Script
 from lowtide.engine._replay import meta_of, tell_once
-from lowtide.engine._sources import is_importing, is_library, user_line
-from lowtide.engine._tower import tower
+from lowtide.engine._sources import calling_frame, is_importing, is_library, user_line
+from lowtide.engine._tower import is_blind, tower
+from lowtide.engine._tree import mutable_types
 from lowtide.engine._unpack import unpack
 from lowtide.engine._values import hash_of
 
 if TYPE_CHECKING:
     from lowtide.engine._call import Call
     from lowtide.engine._frame import Frame
+    from lowtide.engine._kept._learned import Learned
 
 _MOST_SCRIPTS = 64
 _GENERATOR = 0x20
+_TELLING_DEVICES = frozenset({"cpu", "cuda"})
 
 
 class Audit:
     """One watched call."""
 
-    def __init__(self, frame: Frame, call: Call) -> None:
+    def __init__(self, frame: Frame, call: Call, target: Callable[..., Any], learned: Learned | None = None) -> None:
         self._frame = frame
         self._call = call
         self._script = Script()
-        self._watcher = _Watcher(frame, call, self._script)
+        policy = frame.region.options.policy
+        self._learned = learned
+        self._sites = None if policy is None else Sites(call, _owner_of(call, target), frame.region.name)
+        self._watcher = _Watcher(frame, call, self._script, self._sites)
         self._random_code = False
+        self._inside = {id(own) for watch, _ in call.watches for own in watch.dictionaries()} if call.python_state else set()
         self._prints = ""
 
     def run(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call it, and let its profile know what was seen."""
         frame, call = self._frame, self._call
+        changeable = mutable_types()
         self._script.first = all(tensor.is_leaf for tensor, _ in frame.inputs.values())
-        before = Before(frame, call, target, args, kwargs)
+        # As later calls show them, before the callable is taken apart deeper than they take it.
+        self._flags, self._way = call.flags(), call.way()
+        with tower.silence():
+            before = Before(frame, call, target, args, kwargs)
         self._watcher.before = before
         if frame.hashes is None:
             frame.hashes = {}
         result = self._run_watched(target, args, kwargs)
-        before.learn(self._random_code)
+        with tower.silence():
+            self._note_named()
+            before.learn(self._random_code)
         self._learn_script()
+        if mutable_types() != changeable:
+            call.profile.left = 0  # more will be taken apart from now on: what was learned of places among all that is, is learned again
+        if self._sites is not None and frame.region.options.policy is not None:
+            self._sites.learn(frame.region.options.policy)
         return result
 
     def _run_watched(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        private.push_hooks(self._watcher.pack_hook(self._frame.pack_hook()), unpack)
+        pack = self._frame.pack_hook()
+        holding = holding_for(self._frame, self._call, self._learned, pack)
+        hook = self._watcher.pack_hook(pack if holding is None else holding.pack)
+        private.push_hooks(hook if holding is None else holding.listen_to(hook), unpack)
         try:
-            with tower.watching(self):
-                return target(*args, **kwargs)
+            with tower.watching(self), nullcontext() if self._sites is None else self._sites.watching():
+                return target(*args, **kwargs) if holding is None else run_holding(holding, target, args, kwargs)
         finally:
             private.pop_hooks()
 
@@ -80,12 +107,29 @@ class Audit:
         """Called for each function call: notes user code that runs after itself, draws at random, or writes output."""
         if event == "c_call":
             self._see_builtin(frame, arg.__name__)
-        else:
+        elif not is_importing(frame):  # which happens once: no replay will do it
             code = frame.f_code
-            if not self._random_code and _names_randomness(code, frame.f_globals) and not is_importing(frame):
-                self._random_code = True
+            self._random_code = self._random_code or _names_randomness(code, frame.f_globals)
+            self._note_outside(frame)
             if code.co_flags & _GENERATOR or code.co_name == "__exit__" or _is_hook(frame):
                 self._script.settled = len(self._script.ops)
+
+    def _note_outside(self, frame: FrameType) -> None:
+        """A function of the user's begins: what it reads from elsewhere is looked at from now on."""
+        with tower.silence():
+            self._call.profile.outside.note(frame, self._inside)
+            self._read_outside()
+
+    def _note_named(self) -> None:
+        """The call is over: it may go another way next time."""
+        for function in self._call.profile.outside.note_named(self._inside):
+            self._random_code = self._random_code or _names_randomness(function.__code__, function.__globals__)
+
+    def _read_outside(self) -> None:
+        outside, call = self._call.profile.outside, self._call
+        known = {id(place) for place, _, _ in call.outside}
+        call.outside += [read(place) for place in outside.places if id(place) not in known and not self._watcher.made(place.read())]
+        call.take_states(outside)
 
     def _see_builtin(self, frame: FrameType, name: str) -> None:
         if "attention" in name:
@@ -99,21 +143,21 @@ class Audit:
         frame, call, script = self._frame, self._call, self._script
         profile = call.profile
         self._watcher.settle()
+        profile.outside.prune()
         script.plain = [0 if ref is None else 1 for ref in frame.slots[call.first :]]
+        script.others = {place for place, kind in enumerate(script.plain) if kind}
         script.settle()
-        for index in script.late:
-            assert frame.hashes is not None
-            frame.hashes.pop(call.first + index, None)
         watched = bool(profile.scripts)
         key = frame.key_of(call)
         if len(profile.scripts) < _MOST_SCRIPTS or key in profile.scripts:
             profile.scripts[key] = script
-        profile.attention = self._watcher.attention or sys.getprofile() is not None or (profile.attention and watched)
+        profile.attention = self._watcher.attention or is_blind() or (profile.attention and watched)
         profile.torch_random = profile.torch_random or self._watcher.random
-        profile.flags.add(call.flags())
+        profile.flags.add(self._flags)
         profile.left = frame.region.options.audit_every or sys.maxsize
         for watch, taken in call.watches:
             watch.audited = True
+            watch.ways.add(self._way)
             watch.trainable = [t is not None and t.requires_grad for t in taken[0]]
             if taken[2] not in watch.trainings:
                 watch.trainings.append(taken[2])
@@ -134,15 +178,19 @@ class _Watcher:
         attention: attention ops were seen.
     """
 
-    def __init__(self, frame: Frame, call: Call, script: Script) -> None:
+    def __init__(self, frame: Frame, call: Call, script: Script, sites: Sites | None) -> None:
         self.before: Before | None = None
         self.random = False
         self.attention = False
         self._frame = frame
         self._script = script
+        self._sites = sites
         self._count = 0
         self._last = ""
         self._born: set[int] = set()
+        self._given: set[int] = set()
+        self._sizes: list[int] = []
+        self._drawing: Random | None = None
         self._pending: list[tuple[int, int]] = []
 
     def pack_hook(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
@@ -157,7 +205,7 @@ class _Watcher:
                     hashes[len(frame.slots)] = hash_of(tensor)
                 self._pending.append((len(script.ops), private.storage_key(tensor)))
                 script.ops.append(self._last)
-                caller = sys._getframe(1)
+                caller = calling_frame(sys._getframe(1))
                 frame.sites.append(id(caller.f_code) + caller.f_lasti)
                 script.grads.append(tensor.requires_grad)
                 script.strides.append(meta_of(tensor)[2])
@@ -173,29 +221,51 @@ class _Watcher:
         """An op is about to run: which saved tensors belong to it, what it writes to, whether it draws at random."""
         self._last = str(func)
         self._count += 1
-        given = {private.storage_key(tensor) for tensor in _tensors((args, list(kwargs.values())))}
+        given = self._given = {private.storage_key(tensor) for tensor in _tensors((args, list(kwargs.values())))}
         for index, key in self._pending:
             if key in given:
                 self._script.ops[index] = self._last
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.random = True
+        self._drawing = take_random() if torch.Tag.nondeterministic_seeded in func.tags else None
+        self._sizes = [tensor.numel() for tensor in _tensors((args, list(kwargs.values())))]
         self.attention = self.attention or "attention" in self._last
         written = _written(func, args, kwargs)
+        if self._sites is not None:
+            self._sites.see_op(func, written)
+        filled = _filled(func, args, kwargs) if self._pending and written else set()
         for tensor in written:
             key = private.storage_key(tensor)
-            self._script.late.update(index for index, saved in self._pending if saved == key)
+            if key in filled:
+                self._script.late.update(index for index, saved in self._pending if saved == key)
             if key not in self._born and self.before is not None:
                 self.before.about_to_write(tensor, key)
         self._pending.clear()
 
     def see_result(self, result: Any) -> None:
-        """What the op made is the call's own: it may write to it."""
-        self._born.update(private.storage_key(tensor) for tensor in _tensors(result))
+        """What the op made is the call's own: it may write to it. A view of what the op was given is not."""
+        tensors = _tensors(result)
+        made = {private.storage_key(tensor) for tensor in tensors} - self._given
+        self._born.update(made)
+        self._script.work.append(_work([*self._sizes, *(tensor.numel() for tensor in tensors)]))
+        if self._drawing is not None:
+            # Attention says that it is random even where nothing is dropped. Generators of other devices may not show that they moved.
+            known = all(tensor.device.type in _TELLING_DEVICES for tensor in tensors)
+            self.random = self.random or not known or moved(self._drawing)
+        if self._sites is not None:
+            self._sites.see_result(made)
+
+    def made(self, value: Any) -> bool:
+        """Whether this is a tensor that the call itself has made. To hold it would be a cycle through autograd's nodes."""
+        return isinstance(value, torch.Tensor) and private.storage_key(value) in self._born
 
     def settle(self) -> None:
         """The call is over."""
         self._pending.clear()
         self._frame = None  # type: ignore[assignment]
+
+
+def _work(sizes: list[int]) -> float:
+    """How much an op may have to do: of a matrix multiplication, the number of multiplications; of others, more than there is."""
+    return math.sqrt(math.prod(sorted(sizes)[-3:]))
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
@@ -211,12 +281,32 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     return found
 
 
+def _filled(func: Any, args: Any, kwargs: Any) -> set[int]:
+    """Memory that an op fills by the way, as noise for its own backward. What it returns changed, the user wanted changed."""
+    schema = func._schema
+    if schema.name.endswith("_") and not schema.returns:
+        return set()
+    returned = {name for result in schema.returns if result.alias_info is not None for name in result.alias_info.before_set}
+    found: set[int] = set()
+    for index, argument in enumerate(schema.arguments):
+        alias = argument.alias_info
+        if alias is not None and alias.is_write and not returned & alias.before_set:
+            values = _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
+            found.update(private.storage_key(tensor) for tensor in values if not tensor.requires_grad)
+    return found
+
+
 def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in _tensors(item)]
     return []
+
+
+def _owner_of(call: Call, target: Any) -> nn.Module | None:
+    owner = target if isinstance(target, nn.Module) else getattr(target, "__self__", None)
+    return owner if call.fixed and isinstance(owner, nn.Module) else None
 
 
 def _is_hook(frame: FrameType) -> bool:

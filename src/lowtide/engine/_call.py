@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import weakref
 from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,22 +14,32 @@ from torch import nn
 
 from lowtide import _torch_private as private
 from lowtide.engine._guards._ambient import Ambient, for_replay, is_in_force, set_ambient, take_ambient
-from lowtide.engine._guards._attributes import Attributes, put_attributes, put_back_attributes, put_objects, take_attributes
-from lowtide.engine._guards._modules import Taken, Watch, still_as, watch_of
+from lowtide.engine._guards._attributes import Attributes, SlotTable, put_attributes, put_back_attributes, put_objects, take_attributes
+from lowtide.engine._guards._modules import Taken, Watch, watch_of
+from lowtide.engine._guards._outside import Read, changed, put_back_outside, put_outside
 from lowtide.engine._guards._random import NUMPY, PYTHON, Random, cpu_moved, put_random, take_random
+from lowtide.engine._guards._uses import checked
 from lowtide.engine._parts import Box, Place
 from lowtide.engine._profile import Profile, Script
 from lowtide.engine._state import put_state, take_state
-from lowtide.engine._thread import Mismatch, is_replaying
-from lowtide.engine._tower import TowerMode
-from lowtide.engine._tree import ATOMS, load, places_in, store
-from lowtide.errors import InputChangedError, InvalidInputError
+from lowtide.engine._thread import Mismatch, is_replaying, state
+from lowtide.engine._tower import uncompiled
+from lowtide.engine._tree import ATOMS, is_ordinary, load, places_in, store, store_object
+from lowtide.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
+    from lowtide.engine._guards._reach import Outside
+    from lowtide.engine._kept._keeping import Keeping
+    from lowtide.engine._slot import Slot
 
 
-_FLAGS = frozenset({bool, str, type(None)})
+_CALLED = frozenset({FunctionType, Box})
+_TELLING = frozenset({bool, str, type(None), *_CALLED})
+
+
+class NotInitializedError(Exception):
+    """A module has parameters that its first call will make. That call is left alone: there is nothing yet to go back to."""
 
 
 class Held(Place):
@@ -73,18 +85,20 @@ class Call:
         objects: attributes of ordinary objects that it can reach: their dictionary, and the values in it.
         news: it can reach an object of a type that no watched call could reach.
         attributes: of modules, that such a call changes, with what they were.
+        outside: what its code reads from elsewhere, as it was.
         passing: nothing of it is kept but its inputs.
         audited: it is watched op by op.
         draws: it drew from a generator of torch, or may have.
         ended_at: the number of the first backward node made after it.
         first: how many tensors the frame had saved when it was entered.
         random_end: state of the CPU generator at the end, where another thread may have drawn from it meanwhile.
+        kept: the calls in it whose results are kept.
         script: of an audited call that went the same way, once it is known.
     """
 
     __slots__ = (
-        "_keep", "ambient", "args", "attributes", "audited", "deep", "draws", "ended_at", "first", "fixed", "kwargs", "news",
-        "objects", "passing", "profile", "python_state", "random", "random_end", "script", "states", "target", "watches",
+        "_keep", "ambient", "args", "attributes", "audited", "deep", "draws", "ended_at", "first", "fixed", "kept", "kwargs", "news",
+        "objects", "outside", "passing", "profile", "python_state", "random", "random_end", "script", "states", "target", "watches",
     )  # fmt: skip
 
     def __init__(
@@ -101,12 +115,14 @@ class Call:
         self.profile = profile
         self.watches: list[tuple[Watch, Taken]] = []
         self.states: list[tuple[object, Any]] = []
-        self.objects: list[tuple[dict[str, Any], list[Any]]] = []
+        self.objects: list[tuple[Any, list[Any]]] = []
         self.news = False
         self.python_state = frame.region.options.python_state
         self.attributes: list[Attributes] = []
+        self.outside: list[Read] = []
         self.first = len(frame.slots)
         self.script: Script | None = None
+        self.kept: Keeping | None = None
         self.fixed = fixed is not None
         self.deep = False
         self.audited = False
@@ -116,13 +132,18 @@ class Call:
         self._take(target, fixed, args, kwargs)
         if passing:
             return
+        outside = profile.outside
+        if outside.places:
+            self.outside = outside.take(self.module)
+        if outside.stateful or outside.environment:
+            self.take_states(outside)
         if profile.python_random:
             self.state(PYTHON)
         if profile.numpy_random:
             self.state(NUMPY)
         self.random: Random = take_random()
         self.draws = True
-        self.random_end: torch.Generator | None = None
+        self.random_end: bytes | None = None
         self.ambient: Ambient = take_ambient(profile.attention)
         self._keep = None
 
@@ -178,11 +199,13 @@ class Call:
             self._watch(watch)
 
     def _watch(self, watch: Watch) -> None:
+        if watch.lazy:
+            raise NotInitializedError
         self.watches.append((watch, watch.take()))
         for value in watch.states:
             self.state(value)
         if watch.containers and self.python_state:
-            self.attributes += take_attributes(watch.containers, copy=False)
+            self.attributes += take_attributes(watch.containers, copy=False, other=self.note_object)
         if watch.changed:
             self.attributes += take_attributes(watch.changed)
 
@@ -191,12 +214,41 @@ class Call:
         if not self.passing and all(value is not known for known, _ in self.states):
             self.states.append((value, take_state(value)))
 
+    def take_states(self, outside: Outside) -> None:
+        """Take the states of what is reached elsewhere."""
+        for value in outside.states():
+            self.state(value)
+        if outside.environment:
+            self.state(os.environ)
+
     def other(self, value: object) -> None:
         """Note what the attributes of an ordinary object are: they may be others by the time of the replay."""
-        self.news = self.news or weakref.ref(type(value)) not in self.profile.kinds
-        own = getattr(value, "__dict__", None)
+        self.news = self.news or (is_ordinary(type(value)) and weakref.ref(type(value)) not in self.profile.kinds)
+        self.note_object(value)
+
+    def note_object(self, value: object) -> None:
+        """Note what its attributes are."""
+        own: Any = getattr(value, "__dict__", None) or SlotTable.of(value)
         if own and self.python_state:
             self.objects.append((own, list(own.values())))
+
+    def instance(self, value: Any, since: int | None, memo: dict[int, Any]) -> Any:
+        """Take an object apart. A region around is handed its tensors only if its replay will know as well that they have to be."""
+        if since is None or since <= state.since or state.since < 0:
+            return store_object(value, self, memo)
+        if self.passing:
+            return value
+        keep: Any = self._keep
+        self._keep = keep.__self__.keep_directly
+        try:
+            return store_object(value, self, memo)
+        finally:
+            self._keep = keep
+
+    def forget_own_changes(self) -> None:
+        """Leave alone what the call itself changed elsewhere: its replays are to change it again."""
+        own = {id(place) for place, _, _ in changed(self.outside)}
+        self.outside = [entry for entry in self.outside if id(entry[0]) not in own]
 
     def arguments(self, frame: Frame, results: list[list[torch.Tensor]]) -> tuple[Any, list[Any], dict[str, Any]]:
         """Callable and arguments as they were; containers are new ones."""
@@ -220,66 +272,85 @@ class Call:
         kwargs = {name: load(stored, fetch, memo) for name, stored in self.kwargs.items()} if self.kwargs else {}
         return target, args, kwargs
 
-    def run(self, region: str, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call it again in the state in which it ran; afterwards everything is as it was before."""
-        undo = [(watch, watch.put(taken, attributes=self.python_state)) for watch, taken in self.watches]
-        moved = put_objects(self.objects) if self.objects else []
+    def replay(self, frame: Frame, wanted: Slot) -> bool:
+        """Fill the wanted slot, and what else autograd may ask for, in a shorter way than that of any call, if there is one.
+
+        Returns:
+            False if there is none; no slot is filled then.
+        """
+        return False
+
+    def run(self, region: str, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:  # noqa: C901 – one straight line, for every replay pays it
+        """Call it again in the state in which it ran; afterwards everything is as it was before.
+
+        Raises:
+            InputChangedError: a parameter or buffer that it used was modified since.
+        """
+        target, check = self._checked(target)
+        undo = []
+        for watch, taken in self.watches:
+            there = watch.put(taken, attributes=self.python_state)
+            if there is not None:
+                undo.append((watch, there))
+        moved = put_objects(self.objects) if self.objects else ()
         now = [(value, take_state(value)) for value, _ in self.states] if self.states else ()
-        for value, state in self.states:
-            put_state(value, state)
+        for value, then in self.states:
+            put_state(value, then)
         attributes = put_attributes(self.attributes) if self.attributes else None
+        outside = put_outside(self.outside) if self.outside else []
         elsewhere = not is_in_force(self.ambient)
         if elsewhere:
-            ambient, wanted = take_ambient(len(self.ambient[5]) > 0), for_replay(self.ambient)
+            ambient = take_ambient(len(self.ambient[5]) > 0, whole=True)
+            wanted = for_replay(self.ambient, ambient)
         grad = torch.is_grad_enabled()
-        random = self._random_as_then()
+        random = self._random_as_then() if self.draws else None
         try:
             private.set_grad_enabled(True)
             if elsewhere:
                 set_ambient(wanted, ambient)
-            result = self.ambient[0].copy().run(_watched(target) if self.audited else target, *args, **kwargs)
+            result = self.ambient[0].copy().run(target, *args, **kwargs)
             if self.random_end is not None and cpu_moved(self.random_end):
                 raise Mismatch(-1, None)
             return result
         finally:
-            put_random(random)
+            if random is not None:
+                put_random(random)
             if elsewhere:
                 set_ambient(ambient, wanted)
             private.set_grad_enabled(grad)
+            put_back_outside(outside)
             if attributes is not None:
                 put_back_attributes(attributes)
             for own, before in moved:
                 own.update(before)
-            for value, state in now:
-                put_state(value, state)
-            for watch, there in undo:
+            for value, before_replay in now:
+                put_state(value, before_replay)
+            for watch, there in reversed(undo):  # one may be part of another
                 watch.put_back(there)
-            self.check_modules(region)
+            check(region)
 
-    def _random_as_then(self) -> Random | None:
-        """Set the generators back to what they were, if the call drew from them; returns what they are now."""
-        if not self.draws:
-            return None
+    def _random_as_then(self) -> Random:
+        """Set the generators back to what they were; returns what they are now."""
         now = take_random()
         put_random(self.random)
         return now
 
-    def check_modules(self, region: str) -> None:
-        """Raise if a parameter or buffer was modified since the call. After a replay, when they are at hand, this is quick.
-
-        Raises:
-            InputChangedError: names it.
-        """
-        for watch, taken in self.watches:
-            if not still_as(taken):
-                _raise_if_changed(region, watch, taken)
+    def _checked(self, target: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[[str], None]]:
+        """What a replay runs, and what is called with the region's name afterwards: it raises if what the replay used had been modified."""
+        return checked(self.watches, self.outside, target) or (_watched(target) if self.audited else target, _all_is_well)
 
     def flags(self) -> tuple[Any, ...]:
-        """The arguments and closure variables that say how to go rather than with what: calls that differ in them differ in kind."""
-        given: list[Any] = [*self.args, *self.kwargs.values()]
-        if type(self.target) is Box:
-            given += self.target.parts
-        return tuple(value for value in given if type(value) in _FLAGS)
+        """What among the arguments and closure variables says how to go rather than with what: calls that differ in it differ in kind."""
+        given = self._given()
+        return tuple(_code_of(value) if type(value) in _CALLED else value for value in given if type(value) in _TELLING)
+
+    def way(self) -> tuple[int, ...] | None:
+        """Of a function: its code and the numbers that it was given, which may say which of the modules in its reach it runs."""
+        return None if self.fixed else (id(self.profile), *(value for value in self._given() if type(value) is int))
+
+    def _given(self) -> list[Any]:
+        """Arguments and closure variables."""
+        return [*self.args, *self.kwargs.values(), *(self.target.parts if type(self.target) is Box else ())]
 
     def names_of(self, place: Place) -> list[str]:
         """What the user calls an argument: ``x``, ``batch['mask']``."""
@@ -288,25 +359,23 @@ class Call:
         return [path for name, part in stored for path, found in places_in(part, name) if found is place]
 
 
+def _code_of(value: Any) -> CodeType | None:
+    code: CodeType | None = value.code if type(value) is Box else value.__code__
+    return code
+
+
+def _all_is_well(region: str) -> None:
+    """Nothing was modified."""
+
+
 def _watched(target: Any) -> Any:
-    """The callable under a mode that does nothing, as an audited forward ran under one: compiled code asks for modes."""
+    """The callable as an audited forward ran it: compiled code is not."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with TowerMode():  # type: ignore[no-untyped-call]
+        with uncompiled():
             return target(*args, **kwargs)
 
     return call
-
-
-def _raise_if_changed(region: str, watch: Watch, taken: Taken) -> None:
-    changed = watch.name_changed(taken)
-    if changed is not None:
-        name, tensor, version = changed
-        raise InputChangedError(
-            f"region {region!r} needs {name!r} (shape {tuple(tensor.shape)}) as it was in forward: "
-            "one of the variables needed for gradient computation has been modified by an inplace operation "
-            f"(version {version} then, {tensor._version} now); update it after backward"
-        )
 
 
 def _parameter_names(target: Any, count: int) -> list[str]:

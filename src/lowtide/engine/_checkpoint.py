@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 from torch import nn
 
+from lowtide import _torch_compiler as torch_compiler
+from lowtide.engine._calls_in_graph import InGraph
+from lowtide.engine._observers import switch
 from lowtide.engine._options import Options
-from lowtide.engine._profile import profile_of
+from lowtide.engine._profile import Profile, profile_of
 from lowtide.engine._region import Region
 from lowtide.errors import InvalidInputError
 
@@ -46,15 +50,29 @@ def checkpoint(fn: Callable[..., Any] | None = None, **options: Any) -> Callable
         return lambda given: checkpoint(given, **options)
     if not callable(fn):
         raise InvalidInputError(f"checkpoint needs something to call, not {type(fn).__name__}: pass the function, not its result")
-    region, profile, fixed = Region(_name_of(fn), chosen), profile_of(fn), _module_of(fn)
+    return region_call(Region(_name_of(fn), chosen), profile_of(fn), _module_of(fn), fn)
+
+
+def region_call(region: Region, profile: Profile, fixed: nn.Module | None, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What calls ``fn`` as a region."""
+    in_graph = InGraph(region, (lambda: None) if fixed is None else weakref.ref(fixed))
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return region.run(fn, fixed, profile, args, kwargs)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or switch.off:
             return fn(*args, **kwargs)
+        if torch.compiler.is_compiling() or torch_compiler.current() is not None:
+            from lowtide.engine._compiled import run_under_compiler
+
+            return run_under_compiler(in_graph, run, fn, args, kwargs)
         return region.run(fn, fixed, profile, args, kwargs)
 
     functools.update_wrapper(call, fn, updated=())
     call.__lowtide_region__ = region  # type: ignore[attr-defined]
+    # Itself, for decorators copy attributes of what they wrap; what it calls; and how to make one that calls what was taken apart.
+    call.__lowtide_parts__ = weakref.ref(call), fn, functools.partial(region_call, region, profile, fixed)  # type: ignore[attr-defined]
     return call
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lowtide.engine._replay import Recorder, meta_of, run_calls
+from lowtide.engine._replay import Recorder, meta_of, run_calls, saved_by
 from lowtide.engine._sources import user_line
 from lowtide.engine._thread import Mismatch, StopReplay, state
 from lowtide.engine._tower import tower
@@ -29,7 +29,13 @@ def explain_mismatch(frame: Frame, mismatch: Mismatch) -> ReplayMismatchError:
     if mismatch.index < 0:
         return ReplayMismatchError(
             f"the replay of region {name!r} drew other random numbers than its forward: another thread drew from the CPU generator "
-            "of torch meanwhile. Give threads generators of their own, or draw outside of regions"
+            "of torch meanwhile. Give threads generators of their own, or draw outside of regions",
+            region=name,
+        )
+    if mismatch.wrote:
+        return ReplayMismatchError(
+            f"the replay of region {name!r} was about to write in place to one of its inputs, as its forward had not, and was stopped: "
+            "most likely a branch that depends on state outside of the region (a global, a counter, a file), which changed in between"
         )
     second = _Second(frame)
     python = random.getstate()
@@ -38,12 +44,16 @@ def explain_mismatch(frame: Frame, mismatch: Mismatch) -> ReplayMismatchError:
     random.setstate(python)
     index = mismatch.index
     had = _had(frame, index)
+    op, source = saved_by(frame, index)
     return ReplayMismatchError(
         f"the replay of region {name!r} did not do what its forward did. The first difference is in saved tensor {index} "
         f"of {len(frame.slots)} (the replay saved {len(second.found)}):\n"
         f"  forward: {_told(had)}, {_forward_site(frame, index)}\n"
         f"  replay:  {_told(mismatch.found)}, {second.site(index)}\n"
-        f"Most likely {_cause(frame, mismatch, had, drew)}"
+        f"Most likely {_cause(frame, mismatch, had, drew)}",
+        region=name,
+        op=op,
+        source=source,
     )
 
 
@@ -109,6 +119,8 @@ def _grew(one: Any, other: Any) -> bool:
 
 class _Second(Recorder):
     """Hooks of the run that is only watched: notes for every saved tensor the op and the user's line."""
+
+    runs_all = True
 
     def __init__(self, frame: Frame) -> None:
         super().__init__(frame, [None])

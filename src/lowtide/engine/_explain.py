@@ -14,9 +14,11 @@ from lowtide.engine._guards._attributes import take_attributes
 from lowtide.engine._guards._modules import Watch, watch_of
 from lowtide.engine._guards._random import NUMPY, PYTHON, take_random
 from lowtide.engine._install import InstalledForward, RegionHandle
+from lowtide.engine._options import Options
 from lowtide.engine._profile import Profile, profile_of
 from lowtide.engine._state import take_state
 from lowtide.errors import InvalidInputError
+from lowtide.records import CallSite
 
 _TRIES = 50
 
@@ -67,10 +69,40 @@ def explain(region: Any) -> tuple[Guard, ...]:
         guards.append(_timed("Python's random generator", "its code names it, or drew from it", lambda: take_state(PYTHON)))
     if profile.numpy_random:
         guards.append(_timed("NumPy's random generator", "its code names it, or drew from it", lambda: take_state(NUMPY)))
+    if profile.outside.places:
+        labels = ", ".join(place.label for place in profile.outside.places)
+        guards.append(_timed(f"values elsewhere: {labels}", "its code reads them", profile.outside.take))
     if profile.copied:
         places = ", ".join(map(str, sorted(profile.copied)))
         guards.append(Guard(f"copies of its tensor inputs {places}", "a call writes to them", 0.0))
-    return (*guards, *(_of_module(watch_of(module)) if module is not None else ()))
+    kept = [Guard(f"result of {_called(site)}", f"the policy keeps it: {site.output_bytes:,} bytes", 0.0) for site in kept_sites(region)]
+    return (*guards, *(_of_module(watch_of(module)) if module is not None else ()), *kept)
+
+
+def kept_sites(region: Any) -> tuple[CallSite, ...]:
+    """The calls inside a region whose results are kept, as the policy was shown them.
+
+    Known after the first call with gradients. Bytes are those of that call.
+
+    Args:
+        region: what ``checkpoint`` returned, a handle that ``install`` returned, or a module with a region installed.
+
+    Returns:
+        The sites, in the order in which they were met.
+
+    Raises:
+        InvalidInputError: it is no region.
+    """
+    found: list[CallSite] = []
+    for module, profile, options in _members_of(region):
+        tables = [profile.kept] if module is None else [watch_of(module).kept, profile.kept]
+        kinds = [kind for table in tables for kind in table.get(id(options.policy), {}).values()]
+        found += [site for learned in kinds for site in learned.sites() if site not in found]
+    return tuple(found)
+
+
+def _called(site: CallSite) -> str:
+    return f"{site.function_name} (call {site.index}) in {site.module or site.region}"
 
 
 def _of_module(watch: Watch) -> list[Guard]:
@@ -86,6 +118,17 @@ def _of_module(watch: Watch) -> list[Guard]:
         held = f"generators held by the modules ({kinds})"
         guards.append(_timed(held, "a call draws from them", lambda: [*map(take_state, watch.states)]))
     return guards
+
+
+def _members_of(region: Any) -> list[tuple[nn.Module | None, Profile, Options]]:
+    members = region.modules() if isinstance(region, RegionHandle) else [region]
+    return [(*_parts_of(member), _options_of(member)) for member in members]
+
+
+def _options_of(region: Any) -> Options:
+    installed = region.__dict__.get("forward") if isinstance(region, nn.Module) else None
+    options: Options = (installed.segment.region if isinstance(installed, InstalledForward) else region.__lowtide_region__).options
+    return options
 
 
 def _parts_of(region: Any) -> tuple[nn.Module | None, Profile]:

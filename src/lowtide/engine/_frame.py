@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from lowtide.engine._tree import tensors_in
 from lowtide.errors import InputChangedError, ReplayError
 
 if TYPE_CHECKING:
+    from lowtide.engine._profile import Script
     from lowtide.engine._region import Region
 
 
@@ -35,13 +36,17 @@ class Frame:
         broken: why it cannot be replayed, if so.
         sites: where the tensors were saved that the last member saved, as numbers; not kept for the forward of a module.
         running: its forward is not over yet.
+        packs_kept: results of kept calls are handed to the hooks around the region.
+        since: the time at which the outermost region around it was entered, see ``_kept``.
     """
 
     hashes: dict[int, Any] | None = None
     broken = ""
     running = True
+    packs_kept = False
+    since = 0
     sites: list[int]
-    _copied: set[int]
+    _copied: Set[int] = frozenset()
     _strange = False
     _lock: threading.RLock | None = None
     _made: dict[int, tuple[weakref.ref[torch.Tensor], Made]] | None = None
@@ -54,7 +59,7 @@ class Frame:
         self.slots: list[weakref.ref[Slot] | None] = []
         self._around = private.top_hooks()
 
-    def enter(self, copied: set[int]) -> None:
+    def enter(self, copied: Set[int]) -> None:
         """A member is about to be called; ``copied`` are those of its tensors that it writes to."""
         self._copied = copied
         self._strange = False
@@ -91,15 +96,36 @@ class Frame:
             self.held.append(self._pack_around(tensor.detach().clone() if copied else tensor))
         elif copied:
             self.held.append(tensor.detach().clone())
+        elif tensor.is_leaf:
+            self.held.append(tensor)
         else:
-            self.held.append(tensor if tensor.is_leaf else tensor.detach())
+            self.held.append(tensor.detach().requires_grad_() if held.requires_grad else tensor.detach())
         return held
 
     def _pack_around(self, tensor: torch.Tensor) -> Any:
         """Give an input to the hooks around the region: an outer region drops it, an offloading hook moves it."""
         assert self._around is not None
-        with torch.no_grad():
+        private.set_grad_enabled(False)  # regions run only where it is enabled
+        try:
             return self._around[0](tensor)
+        finally:
+            private.set_grad_enabled(True)
+
+    def hold(self, tensor: torch.Tensor, *, copied: bool = False) -> int:
+        """Hold a result of a kept call; returns its place in ``held``."""
+        kept = tensor.detach().clone() if copied else tensor
+        self.held.append(self._pack_around(kept) if self.packs_kept else kept.detach())
+        return len(self.held) - 1
+
+    def unpack_held(self, packed: Any) -> torch.Tensor:
+        """Have what the hooks around the region were handed."""
+        assert self._around is not None
+        grad = torch.is_grad_enabled()
+        private.set_grad_enabled(False)
+        try:
+            return self._around[1](packed)
+        finally:
+            private.set_grad_enabled(grad)
 
     def copy_input(self, tensor: torch.Tensor, held: Held) -> None:
         """The call is about to write to an input for the first time: hold it as it still is."""
@@ -115,16 +141,12 @@ class Frame:
         """
         kept: torch.Tensor = self.held[held.index]
         if self._around is not None and not held.direct:
-            with torch.no_grad():
-                kept = self._around[1](kept)
-            if held.copied:
-                return _working_copy(kept, held.requires_grad)
-            return _with_gradient(kept, held.requires_grad)
+            kept = self.unpack_held(kept)
+        elif not held.copied and kept._version != held.version and held.version != -1:
+            raise self._input_changed(held, kept)
         if held.copied:
             return _working_copy(kept, held.requires_grad)
-        if held.version != -1 and kept._version != held.version:
-            raise self._input_changed(held, kept)
-        return _with_gradient(kept, held.requires_grad)
+        return kept if kept.requires_grad == held.requires_grad else kept.detach().requires_grad_(held.requires_grad)
 
     def _input_changed(self, held: Held, tensor: torch.Tensor) -> InputChangedError:
         names = [name for call in self.calls for name in call.names_of(held)]
@@ -133,6 +155,11 @@ class Frame:
             "one of the variables needed for gradient computation has been modified by an inplace operation "
             f"(version {held.version} then, {tensor._version} now); do the modification after backward, or on a copy"
         )
+
+    @property
+    def around_pack(self) -> Callable[[torch.Tensor], Any] | None:
+        """The pack hook around the region."""
+        return None if self._around is None else self._around[0]
 
     @property
     def nested(self) -> bool:
@@ -160,11 +187,11 @@ class Frame:
                 if tensor.requires_grad is not grads[place]:
                     frame._strange = True
             if kind == 0:
-                version = tensor._version
-                root = tensor if tensor.is_leaf else tensor._base
-                if root is not None and root.is_leaf and root.requires_grad and root._version == version:
+                base = tensor._base
+                root = tensor if base is None else base
+                if root.is_leaf and root.requires_grad:
                     add(None)
-                    return tensor, version, region
+                    return tensor, tensor._version, region
                 free = keep_free(tensor, region)
                 if free is not None:
                     add(None)
@@ -219,6 +246,19 @@ class Frame:
         found = ((tensor, (self._made or {}).get(id(tensor))) for tensor in tensors)
         return any(made is not None and made[0]() is tensor for tensor, made in found)
 
+    def leave_as(self, script: Script, call: Call) -> bool:
+        """The one call in it returned: leave it if it went this way, as far as it shows, and wrote to none of its inputs."""
+        if len(self.slots) != len(script.plain) or self._strange:
+            return False
+        for tensor, known in self.inputs.values():
+            if tensor._version != known.version:
+                return False
+        self.inputs = {}
+        self.running = False
+        call.ended_at = private.next_sequence_number()
+        call.script = script
+        return True
+
     def leave(self, call: Call) -> None:
         """The call returned: learn from what changed although no audit had seen that it would."""
         self.running = False
@@ -228,6 +268,8 @@ class Frame:
                 if isinstance(known, Held):
                     self._give_up_input(tensor, known)
         self.inputs = {}
+        if not call.python_state and call.outside:
+            call.forget_own_changes()
         if is_replaying():
             return
         call.ended_at = private.next_sequence_number()
@@ -237,6 +279,9 @@ class Frame:
         call.profile.expected = call.script
         if call.script is None:
             call.profile.met_stranger()
+        elif self.hashes is not None:
+            for place in call.script.unread:
+                self.hashes.pop(call.first + place, None)
 
     def key_of(self, call: Call) -> Any:
         """What a call shows of the way it went. A function may do anything each time, so it is the lines that saved something."""
@@ -291,12 +336,13 @@ class Frame:
 
     def claim(self) -> threading.RLock:
         """The lock of this call: two backwards may ask for its slots at once."""
-        lock: threading.RLock = self._lock or self.__dict__.setdefault("_lock", threading.RLock())
-        return lock
+        with _ONE_LOCK_EACH:
+            if self._lock is None:
+                self._lock = threading.RLock()
+            return self._lock
 
 
-def _with_gradient(tensor: torch.Tensor, wanted: bool) -> torch.Tensor:
-    return tensor if tensor.requires_grad == wanted else tensor.detach().requires_grad_(wanted)
+_ONE_LOCK_EACH = threading.Lock()
 
 
 def _working_copy(kept: torch.Tensor, requires_grad: bool) -> torch.Tensor:

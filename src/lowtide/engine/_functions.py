@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from lowtide.engine._parts import Box, Taken
@@ -22,30 +23,40 @@ _NAMES: weakref.WeakKeyDictionary[types.CodeType, tuple[str, ...]] = weakref.Wea
 
 def take_function(fn: types.FunctionType) -> Taken | None:
     """A function by its code, cell contents and the globals it names. None if it depends on nothing that can change."""
+    region = fn.__dict__.get("__lowtide_parts__")
+    if region is not None and region[0]() is fn:
+        return _take_region(fn, *region[1:])
     cells, names = fn.__closure__ or (), _changeable_globals(fn)
-    defaults = fn.__defaults__ or ()
+    defaults = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
     if not cells and not names and all(type(value) in _STEADY for value in defaults):
         return None
     table = fn.__globals__
     values = [table[name] for name in names]
     contents = [_content(cell) for cell in cells]
     box = Box(_maker(fn, len(cells), names, values), _filler(table, len(cells), names))
-    box.steady = hasattr(fn, "__lowtide_region__")
+    box.code = fn.__code__
     box.labels = [f" (variable {name!r} of {fn.__name__})" for name in (*fn.__code__.co_freevars, *names)]
     return box, [*contents, *values, *defaults]
+
+
+def _take_region(fn: types.FunctionType, called: Any, around: Callable[[Any], Any]) -> Taken:
+    """What ``checkpoint`` made depends on nothing but what it calls."""
+    box = Box(lambda parts: around(parts[0]), None)
+    box.code, box.labels, box.steady = fn.__code__, ("",), True
+    return box, [called]
 
 
 def _maker(fn: types.FunctionType, cell_count: int, names: list[str], values: list[Any]) -> Any:
     """Makes the function anew with empty cells; with globals of its own where those that it reads have moved on."""
     code, table, name, defaults = fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__
-    keyword_defaults, attributes = fn.__kwdefaults__, dict(fn.__dict__)
+    keyword_defaults, attributes = dict(fn.__kwdefaults__ or {}), dict(fn.__dict__)
     changeable = any(type(value) in (list, dict, set) for value in values)
 
     def make(_: list[Any]) -> types.FunctionType:
         moved = changeable or any(table.get(n, _EMPTY) is not value for n, value in zip(names, values, strict=True))
         cells = tuple(types.CellType() for _ in range(cell_count))
         made = types.FunctionType(code, dict(table) if moved else table, name, defaults, cells or None)
-        made.__kwdefaults__ = keyword_defaults
+        made.__kwdefaults__ = dict(keyword_defaults) or None
         made.__dict__.update(attributes)
         return made
 
@@ -59,8 +70,11 @@ def _filler(table: dict[str, Any], cell_count: int, names: list[str]) -> Any:
                 cell.cell_contents = part
         if made.__globals__ is not table:
             made.__globals__.update(zip(names, parts[cell_count:], strict=False))
+        defaults = parts[cell_count + len(names) :]
         if made.__defaults__:
-            made.__defaults__ = tuple(parts[cell_count + len(names) :])
+            made.__defaults__ = tuple(defaults[: len(made.__defaults__)])
+        if made.__kwdefaults__:
+            made.__kwdefaults__.update(zip(made.__kwdefaults__, defaults[-len(made.__kwdefaults__) :], strict=True))
 
     return fill
 

@@ -8,17 +8,22 @@ the copy.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from lowtide import _torch_compiler as torch_compiler
+from lowtide.engine._calls_in_graph import InGraph
 from lowtide.engine._frame import Frame
-from lowtide.engine._options import Options
+from lowtide.engine._observers import switch
+from lowtide.engine._options import Options, Policy
 from lowtide.engine._profile import profile_of
 from lowtide.engine._region import Region, hooks_work
 from lowtide.engine._tree import tensors_in
@@ -59,8 +64,9 @@ class Segment:
         if self.length == 1 or not hooks_work():
             return region.run(target, module, profile, args, kwargs)
         frame = self._take_frame(member, args, kwargs) or Frame(region)
+        before = len(frame.calls)
         result = region.enter(frame, target, module, profile, args, kwargs)
-        if member + 1 < self.length:
+        if member + 1 < self.length and len(frame.calls) > before:
             frame.remember_results(result)
             self._open.frame, self._open.member = weakref.ref(frame), member + 1
         else:
@@ -87,21 +93,39 @@ class InstalledForward:
     Attributes:
         segment: what it shares with the other members.
         member: its place among them.
+        path: of the module in the model.
     """
 
-    def __init__(self, module: nn.Module, segment: Segment, member: int, before: Callable[..., Any] | None) -> None:
+    def __init__(self, module: nn.Module, segment: Segment, member: int, before: Callable[..., Any] | None, path: str = "") -> None:
         self._module = weakref.ref(module)
         self.segment = segment
         self.member = member
         self.before = before
+        self.path = path
+        self._in_graph = InGraph(segment.region, self._module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
         assert module is not None
-        if not torch.is_grad_enabled() or not self.segment.enabled:
+        if not torch.is_grad_enabled() or not self.segment.enabled or switch.off:
             return type(module).forward(module, *args, **kwargs) if self.before is None else self.before(*args, **kwargs)
+        if torch.compiler.is_compiling() or torch_compiler.current() is not None:
+            return self._run_under_compiler(args, kwargs)
         target: Callable[..., Any] = self.before or type(module).forward.__get__(module)
         return self.segment.run(self.member, target, module, args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = self._module()
+        assert module is not None
+        return self.segment.run(self.member, self.before or type(module).forward.__get__(module), module, args, kwargs)
+
+    def _run_under_compiler(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from lowtide.engine._compiled import run_under_compiler
+
+        module = self._module()
+        assert module is not None
+        target = self.before or functools.partial(type(module).forward, module)
+        return run_under_compiler(self._in_graph, self._run, target, args, kwargs)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -115,10 +139,10 @@ class InstalledForward:
 
         module = copy.deepcopy(self._module(), memo)
         assert module is not None
-        return InstalledForward(module, copy.deepcopy(self.segment, memo), self.member, copy.deepcopy(self.before, memo))
+        return InstalledForward(module, copy.deepcopy(self.segment, memo), self.member, copy.deepcopy(self.before, memo), self.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return InstalledForward, (self._module(), self.segment, self.member, self.before)
+        return InstalledForward, (self._module(), self.segment, self.member, self.before, self.path)
 
 
 class RegionHandle:
@@ -151,6 +175,11 @@ class RegionHandle:
         """The members that are still there."""
         return [module for module in (ref() for ref in self._modules) if module is not None]
 
+    @property
+    def region(self) -> Region:
+        """What all calls of the region share."""
+        return self._segment.region
+
     def replay_seconds(self) -> float:
         """Seconds spent in replays of this region since it was installed."""
         return self._segment.region.replay_s
@@ -175,12 +204,13 @@ class RegionHandle:
                     module.__dict__["forward"] = installed.before
 
 
-def install(modules: Sequence[tuple[str, nn.Module]], options: Options | None = None) -> RegionHandle:
+def install(modules: Sequence[tuple[str, nn.Module]], options: Options | None = None, *, policy: Policy | None = None) -> RegionHandle:
     """Make a module, or consecutive siblings as one segment, a region, in place.
 
     Args:
         modules: path and module of each member, in the order in which the parent calls them.
         options: see ``Options``.
+        policy: what is kept inside the region; takes the place of the one in ``options``.
 
     Returns:
         A handle; ``handle.remove()`` puts everything back.
@@ -194,9 +224,11 @@ def install(modules: Sequence[tuple[str, nn.Module]], options: Options | None = 
         raise InvalidInputError("a region needs one module or several different ones: pass [(path, module), ...]")
     refuse_installed(modules)
     name = modules[0][0] if len(modules) == 1 else f"{modules[0][0]} … {modules[-1][0]}"
-    segment = Segment(Region(name, options or Options()), len(members))
-    for index, module in enumerate(members):
-        module.__dict__["forward"] = InstalledForward(module, segment, index, module.__dict__.get("forward"))
+    chosen = options or Options()
+    chosen = chosen if policy is None else replace(chosen, policy=policy)
+    segment = Segment(Region(name, chosen), len(members))
+    for index, (path, module) in enumerate(modules):
+        module.__dict__["forward"] = InstalledForward(module, segment, index, module.__dict__.get("forward"), path)
     return RegionHandle(members, segment)
 
 

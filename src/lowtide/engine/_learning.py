@@ -15,7 +15,8 @@ import torch
 from lowtide import _torch_private as private
 from lowtide.engine._call import Held, Made
 from lowtide.engine._guards._attributes import ABSENT, AttributeKeeper, Direct
-from lowtide.engine._guards._modules import Watch
+from lowtide.engine._guards._modules import Watch, version_of
+from lowtide.engine._guards._outside import Version, copy_of
 from lowtide.engine._guards._random import NUMPY, PYTHON
 from lowtide.engine._parts import Box, Place
 from lowtide.engine._replay import tell_once
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
 
 _LARGEST_COPY_BYTES = 1 << 20
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
 class Before:
@@ -66,10 +68,21 @@ class Before:
             known = True
         for watched in self._watched:
             known = watched.about_to_write(key) or known
+        known = self._copy_outside(key) or known
         if known:
             self._copied.add(key)
         if not known and key not in self._written:
             self._written[key] = tensor
+
+    def _copy_outside(self, key: int) -> bool:
+        """Copy a tensor that is reached elsewhere."""
+        outside = self._call.outside
+        found = [at for at, (_, value, parts) in enumerate(outside) if type(parts) is Version and private.storage_key(value) == key]
+        for at in found:
+            place, value, _ = outside[at]
+            place.copies = True
+            outside[at] = place, value, copy_of(value)
+        return bool(found)
 
     def learn(self, draws: bool) -> None:
         """Compare, and let profile and watches know."""
@@ -128,13 +141,16 @@ class _WatchBefore:
     def learn(self, call: Call) -> None:
         tensors, versions = self._taken[0], self._taken[1]
         for index, copy in self._copies.items():
-            if not _same_bits(copy, tensors[index]):
+            # Another version with the same bits: this time it was written what was there, as by an iteration that has converged.
+            if version_of(tensors[index]) != versions[index] or not _same_bits(copy, tensors[index]):
                 self._watch.written.append(index)
                 tensors[index], versions[index] = copy.requires_grad_(tensors[index].requires_grad), -1
         self._learn_attributes(call)
+        self._watch.find_loose()
         for value, state in self._states:
-            if not _same_state(state, take_state(value)):
-                call.states.append((value, state))
+            if isinstance(value, _GENERATORS) or not _same_state(state, take_state(value)):  # a generator is there to be drawn from
+                if all(value is not known for known, _ in call.states):
+                    call.states.append((value, state))
                 if all(value is not known for known in self._watch.states):
                     self._watch.states.append(value)
 
@@ -161,7 +177,7 @@ def learn_surprises(call: Call, watch: Watch, rebound: list[tuple[dict[str, Any]
     for own, name, old in rebound:
         if (id(own), name) not in known:
             watch.changed.append((own, name))
-            call.attributes.append((own, name, store(old, AttributeKeeper(), {})))
+            call.attributes = [*call.attributes, (own, name, store(old, AttributeKeeper(), {}))]
 
 
 def _keep_unchanged(memo: Memo, places: dict[int, Held | Made]) -> set[int]:
@@ -211,7 +227,7 @@ def _is_part(part: Any, stored: Any, memo: Memo, places: dict[int, Held | Made])
     if isinstance(stored, Direct):
         return part is stored.tensor or stored.copied
     if isinstance(stored, Place):
-        return places.get(id(part)) is stored
+        return places.get(id(part)) is stored and not (isinstance(stored, Held) and stored.copied)
     return part is stored or (type(part) is type(stored) and isinstance(part, (int, float, str, bool)) and part == stored)
 
 

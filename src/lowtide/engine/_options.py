@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lowtide.errors import InvalidInputError
+from lowtide.records import CallSite, Decision
+
+
+class Policy(Protocol):
+    """Decides for each call in a region whether its results are kept or computed again."""
+
+    def decide(self, site: CallSite, /) -> Decision: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +29,13 @@ class Options:
             ``ReplayMismatchError`` for the first op that differs. Costs one pass over every saved tensor.
         python_state: put lists, counters and attributes that the region changed back to what they were for the
             replay, so that they end as after one forward.
+        policy: decides for each call of a torch function or module inside the region whether its results are kept:
+            ``policy.decide(site)`` gets a ``CallSite`` and returns ``Decision.KEEP`` or ``Decision.RECOMPUTE``. It is asked
+            once a call, when the region's first run is over; from the next run on what it chose is kept, and a
+            replay does not run those calls again. ``None`` keeps nothing.
+
+    Raises:
+        InvalidInputError: the policy has no method ``decide``.
     """
 
     name: str = ""
@@ -26,3 +43,29 @@ class Options:
     audit_every: int = 256
     check_values: bool = False
     python_state: bool = True
+    policy: Policy | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy is not None and not callable(getattr(self.policy, "decide", None)):
+            raise InvalidInputError(
+                f"a policy needs a method decide(site) that returns a Decision, but {self.policy!r} has none: "
+                "pass one of lowtide's policies, or an object with that method"
+            )
+        object.__setattr__(self, "policy", _known(self.policy))
+
+
+def _known(policy: Policy | None) -> Policy | None:
+    """An equal policy that was given before: what was learned under it holds for this one."""
+    try:
+        known = _KNOWN.get(policy)
+    except TypeError:
+        return policy
+    if known is None and policy is not None:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        known = _KNOWN[policy] = policy
+    return known
+
+
+_MOST_KNOWN = 256
+_KNOWN: dict[Any, Policy] = {}

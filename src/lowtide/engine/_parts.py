@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any, Protocol
 
 
@@ -28,10 +29,11 @@ class Box:
         parts: what was in it, taken apart.
         labels: how errors write the way to a part.
         original: the object itself, where it turned out that the call does not change it.
+        code: of a function or method.
         steady: nothing else can be put in it later, so it is passed on as it is where its parts are.
     """
 
-    __slots__ = ("fill", "labels", "make", "original", "parts", "steady")
+    __slots__ = ("code", "fill", "labels", "make", "original", "parts", "steady")
 
     def __init__(self, make: Callable[[list[Any]], Any], fill: Callable[[Any, list[Any]], None] | None) -> None:
         self.make = make
@@ -39,6 +41,7 @@ class Box:
         self.parts: list[Any] = []
         self.labels: Labels = ()
         self.original: Any = None
+        self.code: CodeType | None = None
         self.steady = False
 
 

@@ -6,25 +6,38 @@ import threading
 import warnings
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from lowtide import _torch_private as private
 from lowtide.engine._audit import Audit
-from lowtide.engine._call import Call
+from lowtide.engine._call import Call, NotInitializedError
+from lowtide.engine._clock import clock, enter_at
 from lowtide.engine._frame import Frame
 from lowtide.engine._guards._modules import Watch
-from lowtide.engine._guards._random import moved
+from lowtide.engine._guards._random import moved, take_cpu
+from lowtide.engine._kept._holding import noting_sites
+from lowtide.engine._kept._keeping import holding_for, run_finding, run_holding
+from lowtide.engine._kept._learned import Learned, learned_of
 from lowtide.engine._learning import learn_surprises
+from lowtide.engine._observers import tell_entered, tell_entering, tell_left
 from lowtide.engine._options import Options
 from lowtide.engine._profile import Profile
 from lowtide.engine._replay import unpack_in_replay
+from lowtide.engine._steady import NEWS, steady_of
 from lowtide.engine._thread import is_replaying, state
 from lowtide.engine._tree import ATOMS
 from lowtide.engine._unpack import unpack
 from lowtide.engine._values import hash_of
+
+
+class Listener(Protocol):
+    """Wants to know when a region runs. What it raises goes to the user."""
+
+    def called(self, region: str, /) -> None: ...
+    def replayed(self) -> None: ...
 
 
 class Region:
@@ -35,15 +48,17 @@ class Region:
         options: as chosen by the user.
         replay_s: seconds spent in its replays so far.
         profile: what audits learned of its code; of the first member in a segment.
+        listener: is told of calls and replays, as long as somebody wants to know.
     """
 
-    __slots__ = ("__weakref__", "_idle", "_told", "name", "options", "profile", "replay_s")
+    __slots__ = ("__weakref__", "_idle", "_told", "listener", "name", "options", "profile", "replay_s")
 
     def __init__(self, name: str, options: Options) -> None:
         self.name = options.name or name
         self.options = options
         self.replay_s = 0.0
         self.profile: Profile | None = None
+        self.listener: Listener | None = None
         self._told = False
         self._idle: Watch | bool = False
         """Whether the call before saved nothing, and depends on nothing but its arguments and what is watched here."""
@@ -61,12 +76,25 @@ class Region:
         """
         if self._idle is not False and not kwargs and _needs_no_gradients(self._idle, args) and private.top_hooks() is None:
             return target(*args)  # a region around it was handed its inputs in forward, and has to be in the replay
-        if not hooks_work():
+        if not private.hooks_allowed() or private.functorch_active():
             return self._run_plain(target, args, kwargs)
+        if state.depth:
+            if not state.keeps:
+                if fixed is not None and not kwargs and not profile.copied and self.options.policy is None and _are_plain(args):
+                    return _run_forgetting(target, args)
+                return self._run_in_replay(Frame(self), target, fixed, profile, args, kwargs)
+        elif profile.steady is not None and not kwargs:
+            result = profile.steady.run(self, target, args)
+            if result is not NEWS:
+                return result
         frame = Frame(self)
-        if state.depth and not state.keeps:
-            return self._run_in_replay(frame, target, fixed, profile, args, kwargs)
         result = self.enter(frame, target, fixed, profile, args, kwargs)
+        if not frame.calls:
+            return result
+        profile.steady = steady_of(frame, frame.calls[0])
+        kept = frame.calls[0].kept
+        if kept is not None:
+            kept.trim(frame)
         self._idle = not frame.slots and _only_watched(frame.calls[0], target)
         return result
 
@@ -79,28 +107,48 @@ class Region:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Call ``target`` as the next member of a frame."""
+        """Call ``target`` as the next member of a frame, or on its own if its module is not initialized yet."""
+        if self.listener is not None and not frame.calls:
+            self.listener.called(self.name)
         self.profile = profile
+        tell_entering(self, profile)
         frame.enter(profile.copied)
-        call = Call(frame, target, fixed, profile, args, kwargs)
+        try:
+            call = Call(frame, target, fixed, profile, args, kwargs)
+        except NotInitializedError:
+            return target(*args, **kwargs)
         frame.calls.append(call)
+        tell_entered(frame, call)
         frame.running = True
         profile.left -= 1
         crowded = (profile.torch_random or profile.left < 0) and threading.active_count() > 1
-        if not is_replaying() and (profile.left < 0 or _is_news(call)):
-            call.audited = True
-            result = Audit(frame, call).run(target, args, kwargs)
-        else:
-            result = self._run_watched(frame, target, args, kwargs)
+        around = state.since
+        state.since = enter_at(frame) if clock.now else 0
+        try:
+            result = self._run_member(frame, call, target, args, kwargs)
+        finally:
+            state.since = around
         if profile.torch_random and (crowded or threading.active_count() > 1):
-            call.random_end = torch.default_generator.clone_state()
+            call.random_end = take_cpu()
         call.draws = profile.torch_random or call.audited or moved(call.random)
+        if call.kept is not None and call.draws and not (profile.torch_random or call.audited):
+            call.kept.forget(frame)  # which of its calls drew is not known
         frame.leave(call)
         for watch, taken in call.watches:
             rebound = watch.rebound(taken)
             if rebound:
                 learn_surprises(call, watch, rebound)
+        tell_left(frame, call)
         return result
+
+    def _run_member(self, frame: Frame, call: Call, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        policy = self.options.policy
+        learned = None if policy is None else learned_of(call, policy)
+        undecided = policy is not None and learned is None
+        if not is_replaying() and (call.profile.left < 0 or undecided or _is_news(call)):
+            call.audited = True
+            return Audit(frame, call, target, learned).run(target, args, kwargs)
+        return self._run_watched(frame, learned, target, args, kwargs)
 
     @staticmethod
     def _run_in_replay(
@@ -108,22 +156,36 @@ class Region:
     ) -> Any:
         """Nobody goes backward through a region inside a replay: it only has to hand its inputs to the hooks around it, as in forward."""
         frame.enter(profile.copied)
-        Call(frame, target, fixed, profile, args, kwargs, passing=True)
-        private.push_hooks(_forget, unpack_in_replay)
+        policy = frame.region.options.policy
+        call = Call(frame, target, fixed, profile, args, kwargs, passing=policy is None)
+        learned = None if policy is None else learned_of(call, policy)
+        holding = None if learned is None else holding_for(frame, call, learned, _forget)
+        if not frame.packs_kept:
+            holding = None
+        private.push_hooks(_forget if holding is None else holding.pack, unpack_in_replay)
         try:
-            return target(*args, **kwargs)
+            return target(*args, **kwargs) if holding is None else run_finding(holding, target, args, kwargs)
         finally:
             private.pop_hooks()
 
-    def _run_watched(self, frame: Frame, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        pack = frame.pack_hook()
-        if self.options.check_values:
-            pack = self._hashing(frame, pack)
-        private.push_hooks(pack if frame.calls[-1].fixed else frame.note_sites(pack), unpack)
+    def _run_watched(
+        self, frame: Frame, learned: Learned | None, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        call, pack = frame.calls[-1], self._pack_hook(frame)
+        holding = None if learned is None else holding_for(frame, call, learned, pack)
+        if holding is not None:
+            hook = holding.pack if call.fixed else holding.listen_to(noting_sites(frame, holding.pack))
+        else:
+            hook = pack if call.fixed else frame.note_sites(pack)
+        private.push_hooks(hook, unpack)
         try:
-            return target(*args, **kwargs)
+            return target(*args, **kwargs) if holding is None else run_holding(holding, target, args, kwargs)
         finally:
             private.pop_hooks()
+
+    def _pack_hook(self, frame: Frame) -> Callable[[torch.Tensor], Any]:
+        pack = frame.pack_hook()
+        return self._hashing(frame, pack) if self.options.check_values or frame.calls[-1].profile.unsteady else pack
 
     @staticmethod
     def _hashing(frame: Frame, pack: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -147,6 +209,31 @@ class Region:
 
 def _forget(_: torch.Tensor) -> None:
     """Saves nothing."""
+
+
+def _are_plain(args: tuple[Any, ...]) -> bool:
+    """Whether there is nothing in the arguments that would have to be taken apart."""
+    for arg in args:  # noqa: SIM110 – a generator takes longer
+        if type(arg) is not torch.Tensor and type(arg) not in ATOMS:
+            return False
+    return True
+
+
+def _run_forgetting(target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """What ``_run_in_replay`` comes to for a module that is given nothing but tensors: the hooks around are handed each of them once."""
+    around = private.top_hooks()
+    if around is not None:
+        private.set_grad_enabled(False)
+        try:
+            for tensor in {id(arg): arg for arg in args if type(arg) is torch.Tensor}.values():
+                around[0](tensor)
+        finally:
+            private.set_grad_enabled(True)
+    private.push_hooks(_forget, unpack_in_replay)
+    try:
+        return target(*args)
+    finally:
+        private.pop_hooks()
 
 
 def _only_watched(call: Call, target: Any) -> Watch | bool:
@@ -174,7 +261,8 @@ def hooks_work() -> bool:
 
 def _is_news(call: Call) -> bool:
     """Whether a module is run that was not yet watched, or one in other training modes than it was, or with other flags."""
+    way = call.way()
     for watch, taken in call.watches:
-        if not watch.audited or taken[2] not in watch.trainings:
+        if not watch.audited or taken[2] not in watch.trainings or watch.is_news(way):
             return True
     return call.news or call.profile.is_news(call.flags())

@@ -19,6 +19,7 @@ from torch.autograd.profiler import record_function
 
 from lowtide import _torch_private as private
 from lowtide.engine._guards._modules import thaw
+from lowtide.engine._observers import OBSERVERS, tell_replayed
 from lowtide.engine._slot import Slot, gone
 from lowtide.engine._thread import Mismatch, StopReplay, state
 from lowtide.engine._tree import tensors_in
@@ -46,17 +47,17 @@ def replay(frame: Frame, wanted: Slot) -> None:
     """
     if frame.broken:
         frame.check_replayable()
-    missing = _missing(frame, wanted)
+    if frame.region.listener is not None:
+        frame.region.listener.replayed()
     started = time.perf_counter()
     state.depth += 1
     try:
-        if private.profiler_active():
-            with record_function("lowtide::replay"):
-                _fill(frame, missing)
-        else:
-            _fill(frame, missing)
+        if not frame.calls[0].replay(frame, wanted):
+            _replay_all(frame, wanted)
     except InputChangedError:
         frame.drop_values()
+        for call in frame.calls:
+            call.profile.left = 0  # if it was the call itself that wrote to it, the next one shows that
         raise
     except Mismatch as mismatch:
         from lowtide.engine._diagnosis import explain_mismatch
@@ -66,8 +67,19 @@ def replay(frame: Frame, wanted: Slot) -> None:
         state.depth -= 1
         spent = time.perf_counter() - started
         frame.region.replay_s += spent
+        if OBSERVERS:
+            tell_replayed(frame, spent)
         if state.depth == 0:
             _seconds[0] += spent
+
+
+def _replay_all(frame: Frame, wanted: Slot) -> None:
+    missing = _missing(frame, wanted)
+    try:
+        with record_function("lowtide::replay") if private.profiler_active() else nullcontext():
+            _fill(frame, missing)
+    finally:
+        missing.clear()  # autograd holds the pack hook as long as a tensor made here lives, and the hook this list: a cycle
 
 
 def _missing(frame: Frame, wanted: Slot) -> list[Slot | None]:
@@ -77,21 +89,25 @@ def _missing(frame: Frame, wanted: Slot) -> list[Slot | None]:
     """
     call = frame.call_of(wanted.index)
     end = len(frame.slots) if call.script is None else call.first + call.script.reach[wanted.index - call.first]
-    missing: list[Slot | None] = [None] * (wanted.index + 1)
+    missing: list[Slot | None] = [None] * end
     for index, ref in enumerate(frame.slots[:end]):
         if ref is not None:
             slot = ref()
-            if slot is not None and slot.value is None:
-                if slot.ref is not gone:
-                    original = slot.original()
-                    if original is not None:
-                        slot.put(original)
-                        continue
-                    _note_gone(frame, slot)
-                if index > wanted.index:
-                    missing.extend([None] * (index + 1 - len(missing)))
+            if slot is not None and slot.value is None and (slot.ref is gone or not give_alive(frame, slot)):
                 missing[index] = slot
+    while missing[-1] is None:  # the one that is wanted is missing, or the frame would not be replayed
+        missing.pop()
     return missing
+
+
+def give_alive(frame: Frame, slot: Slot) -> bool:
+    """If somebody else kept the tensor, give it to its slot; returns whether that is so."""
+    original = slot.original()
+    if original is None:
+        _note_gone(frame, slot)
+        return False
+    slot.put(original)
+    return True
 
 
 def _note_gone(frame: Frame, slot: Slot) -> None:
@@ -100,14 +116,22 @@ def _note_gone(frame: Frame, slot: Slot) -> None:
     call = frame.call_of(slot.index)
     if call.script is not None:
         call.script.plain[slot.index - call.first] = 2
+        call.script.others.discard(slot.index - call.first)
 
 
 def _fill(frame: Frame, missing: list[Slot | None]) -> None:
     """Run once; once more where it turns out that something has to be set right first."""
     try:
         _run_once(frame, missing)
-    except _KeepAll:
+    except KeepAll:
         frame.calls[0].profile.differentiates = True
+        _run_once(frame, missing)
+    except InputChangedError as error:
+        ended = [call for call in frame.calls if call.random_end is not None]
+        if not ended or isinstance(error.__context__, Mismatch):
+            raise
+        for call in ended:  # run to the end, to see that it drew as much, as it did: what was modified may be needed only there
+            call.random_end = None
         _run_once(frame, missing)
     except Mismatch:
         frozen = [tensor for call in frame.calls for watch, taken in call.watches for tensor in thaw(watch, taken)]
@@ -122,7 +146,10 @@ def _fill(frame: Frame, missing: list[Slot | None]) -> None:
 
 def _run_once(frame: Frame, missing: list[Slot | None]) -> None:
     recorder = Recorder(frame, missing)
-    with _gradients_kept(frame) if recorder.keeps else nullcontext():
+    if recorder.keeps:
+        with _gradients_kept(frame):
+            run_calls(frame, recorder)
+    else:
         run_calls(frame, recorder)
     if not recorder.done:
         recorder.check_complete()
@@ -160,11 +187,12 @@ def run_calls(frame: Frame, recorder: Recorder) -> None:
     """Call the members one after the other until the recorder has enough."""
     results: list[list[torch.Tensor]] = []
     pack = recorder.pack_hook()
-    around, state.keeps = state.keeps, frame.running or recorder.keeps
+    around = state.keeps, state.finder, state.since
+    state.keeps, state.finder, state.since = frame.running or recorder.keeps, None, frame.since
     try:
         _call_members(frame, recorder, pack, results)
     finally:
-        state.keeps = around
+        state.keeps, state.finder, state.since = around
     if recorder.mismatch is not None:
         raise recorder.mismatch
 
@@ -173,12 +201,18 @@ def _call_members(frame: Frame, recorder: Recorder, pack: Callable[[torch.Tensor
     last = len(frame.calls) - 1
     for index, call in enumerate(frame.calls):
         target, args, kwargs = call.arguments(frame, results)
+        if call.kept is not None and not (recorder.runs_all or state.keeps or frame.hashes):
+            target = call.kept.returning(frame, pack, target)
         private.push_hooks(pack, unpack_in_replay)
         try:
             result = call.run(frame.region.name, target, args, kwargs)
         except StopReplay:
             if not recorder.done and recorder.mismatch is None:
                 raise
+        except RuntimeError as error:
+            if not private.is_write_to_leaf(error):
+                raise
+            raise Mismatch(recorder.count(), None, wrote=True) from error
         finally:
             private.pop_hooks()
         if recorder.done or recorder.mismatch is not None:
@@ -187,7 +221,7 @@ def _call_members(frame: Frame, recorder: Recorder, pack: Callable[[torch.Tensor
             results.append(tensors_in(result))
 
 
-class _KeepAll(BaseException):
+class KeepAll(BaseException):
     """The region goes backward through its own replay: what it saves must be kept while it runs."""
 
 
@@ -199,9 +233,11 @@ class Recorder:
         mismatch: the first place at which the replay differs from the forward.
         keeps: what the replay saves is kept while it runs: it is a region that goes backward through parts of itself.
         differing: the first saved tensor whose values are not those of the forward, and what it is.
+        runs_all: calls whose results are kept are run all the same.
         count: tells how many tensors were saved so far.
     """
 
+    runs_all = False
     __slots__ = ("_frame", "_last", "_missing", "_stop", "count", "differing", "done", "keeps", "mismatch")
 
     def __init__(self, frame: Frame, missing: list[Slot | None]) -> None:
@@ -267,15 +303,32 @@ class Recorder:
         if self.differing is None:
             return
         index, found = self.differing
+        for observer in OBSERVERS:
+            observer.differs(self._frame, index)
+        if self._frame.slots[index] is None and self._frame.call_of(index).kept is None:
+            raise InputChangedError(
+                f"region {self._frame.region.name!r} needs a tensor of shape {tuple(found[0])} as it was in forward, number {index} "
+                f"of those saved, {where_saved(self._frame, index)}: it has other values by now, written past autograd, through .data "
+                "or memory that it shares; do that after backward, or on a copy"
+            )
+        profile = self._frame.call_of(index).profile
         if self._frame.region.options.check_values or any(call.random_end is not None for call in self._frame.calls):
             raise Mismatch(index, found, values=True)
-        profile = self._frame.call_of(index).profile
+        if not OBSERVERS and _repeats_itself(self._frame, index):
+            profile.unsteady, profile.steady = True, None
+            raise Mismatch(index, found, values=True)
         tell_once(
             profile,
             f"the replay of region {self._frame.region.name!r} does not repeat its forward bit for bit: the first tensor that differs is "
             f"number {index} of those saved, {where_saved(self._frame, index)}. A kernel that is not deterministic, or state that a replay "
             "cannot restore; check_values=True makes this an error",
         )
+
+
+def _repeats_itself(frame: Frame, index: int) -> bool:
+    from lowtide.engine._repeating import repeats_itself
+
+    return repeats_itself(frame, index)
 
 
 def _any_differentiates(frame: Frame) -> bool:
@@ -294,7 +347,8 @@ def _pack_hook(recorder: Recorder, missing: list[Slot | None], bound: int, keep:
             if slot is not None:
                 if tensor.dtype is not slot.dtype or (tensor.shape != slot.shape and slot.shape is not None):
                     recorder.fail(index, tensor)
-                slot.value = tensor.detach()
+                # Not detached: the graph of the replay, which comes with it, holds no tensors, unless what is saved is kept.
+                slot.value = tensor.detach() if keep else tensor
                 slot.version = tensor._version
             if index < bound:
                 return tensor.detach() if keep else None
@@ -309,18 +363,24 @@ def _pack_hook(recorder: Recorder, missing: list[Slot | None], bound: int, keep:
 def unpack_in_replay(packed: Any) -> torch.Tensor:
     """Only a region that goes backward through parts of itself asks for anything here."""
     if packed is None:
-        raise _KeepAll
+        raise KeepAll
     tensor: torch.Tensor = packed
     return tensor
 
 
 def where_saved(frame: Frame, index: int) -> str:
     """The op that saved a tensor and the user's line, as far as known."""
+    op, source = saved_by(frame, index)
+    return f"by {op} called at {source or 'an unknown line'}" if op else "by an op that was not watched"
+
+
+def saved_by(frame: Frame, index: int) -> tuple[str, str]:
+    """The op that saved a tensor in forward and the user's line, as the last audit saw them; empty where nothing is known."""
+    if index < 0 or index >= len(frame.slots):
+        return "", ""
     call = frame.call_of(index)
     script, place = call.script, index - call.first
-    if script is None or place >= len(script.ops):
-        return "by an op that was not watched"
-    return f"by {script.ops[place]} called at {script.sources[place] or 'an unknown line'}"
+    return ("", "") if script is None or place >= len(script.ops) else (script.ops[place], script.sources[place])
 
 
 def tell_once(profile: Any, message: str) -> None:

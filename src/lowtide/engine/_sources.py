@@ -10,6 +10,8 @@ from types import FrameType
 import torch
 
 _OURS = tuple(os.path.join(path, "") for path in (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))))
+_BETWEEN = os.path.join(os.path.dirname(__file__), "_kept", "")
+_AUDIT = os.path.join(os.path.dirname(__file__), "_audit.py")
 _STANDARD = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _SITE = os.sep + "site-packages" + os.sep
 
@@ -31,9 +33,16 @@ def user_line(frame: FrameType | None) -> str:
     return ""
 
 
+def calling_frame(frame: FrameType) -> FrameType:
+    """The innermost code in a stack but for that which finds kept calls: it may or may not be in between."""
+    while frame.f_code.co_filename.startswith(_BETWEEN) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
 def is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported further up in a stack."""
-    while frame is not None:
+    """Whether a module is being imported further up in a stack, by what runs in the call that is audited."""
+    while frame is not None and frame.f_code.co_filename != _AUDIT:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
         frame = frame.f_back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ S = TypeVar("S")
 
 _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
     torch.Generator: (lambda g: g.get_state(), lambda g, state: g.set_state(state)),
+    random.SystemRandom: (lambda _: None, lambda _, __: None),
     random.Random: (lambda r: r.getstate(), lambda r, state: r.setstate(state)),
     np.random.RandomState: (lambda r: r.get_state(), lambda r, state: r.set_state(state)),
     np.random.Generator: (lambda g: g.bit_generator.state, lambda g, state: setattr(g.bit_generator, "state", state)),
@@ -31,6 +33,13 @@ def _put_array(array: np.ndarray[Any, Any], copy: np.ndarray[Any, Any] | None) -
         np.copyto(array, copy)
 
 
+def _put_environment(variables: Any, wanted: dict[str, str]) -> None:
+    for name in [name for name in variables if name not in wanted]:
+        del variables[name]
+    variables.update(wanted)
+
+
+_KINDS[type(os.environ)] = (dict, _put_environment)
 _KINDS[np.ndarray] = (_copy_array, _put_array)
 _FOUND: dict[type, bool] = {}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -17,11 +19,12 @@ class Mismatch(BaseException):
         index: the first saved tensor that differs; negative where none does, but the random state.
         found: shape, dtype and strides in the replay; ``None`` if it saved no more.
         values: shape and dtype agree, the bits do not.
+        wrote: it was about to write to an input, as the forward had not.
     """
 
-    def __init__(self, index: int, found: tuple[Any, ...] | None, *, values: bool = False) -> None:
+    def __init__(self, index: int, found: tuple[Any, ...] | None, *, values: bool = False, wrote: bool = False) -> None:
         super().__init__()
-        self.index, self.found, self.values = index, found, values
+        self.index, self.found, self.values, self.wrote = index, found, values, wrote
 
 
 class _Thread(threading.local):
@@ -30,13 +33,29 @@ class _Thread(threading.local):
     Attributes:
         depth: how many are under way, one inside the other.
         keeps: what the innermost saves may be asked for while it runs: it goes backward through parts of itself.
+        finder: finds the kept calls of the region that runs, where there are any.
+        since: the time at which the outermost region that runs was entered, on the clock of what is learned; -1 outside of one.
     """
 
     depth = 0
     keeps = False
+    finder: Any = None
+    since = -1
 
 
 state = _Thread()
+
+
+@contextmanager
+def in_replay(*, keeps: bool) -> Iterator[None]:
+    """What runs in here is a replay; ``keeps`` as in ``state``."""
+    around, state.keeps = state.keeps, keeps
+    state.depth += 1
+    try:
+        yield
+    finally:
+        state.depth -= 1
+        state.keeps = around
 
 
 def is_replaying() -> bool:

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lowtide import _torch_compiler as torch_compiler
 from lowtide.engine._sources import is_library
 
 
@@ -32,15 +34,39 @@ class TowerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if tower.quiet:
-            return func(*args, **kwargs)
+            return _run(func, args, kwargs)
         with tower.silence():
             for viewer in tower.viewers:
                 viewer.see_op(func, args, kwargs)
-        result = func(*args, **kwargs)
+        result = _run(func, args, kwargs)
         with tower.silence():
             for viewer in tower.viewers:
                 viewer.see_result(result)
         return result
+
+
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an op. Those on lists of tensors do not count, under a mode, that they write: autograd would not notice that."""
+    if not func._schema.is_mutable or not func._schema.name.startswith(_ON_LISTS):
+        return func(*args, **kwargs)
+    writes = [alias is not None and alias.is_write for alias in (argument.alias_info for argument in func._schema.arguments)]
+    written = [t for arg, write in zip(args, writes, strict=False) if write for t in (arg if isinstance(arg, (list, tuple)) else [arg])]
+    versions = [tensor._version for tensor in written]
+    result = func(*args, **kwargs)
+    for tensor, version in zip(written, versions, strict=True):
+        if tensor._version == version:
+            torch.autograd.graph.increment_version(tensor)
+    return result
+
+
+_ON_LISTS = ("aten::_foreach", "aten::_fused", "aten::_amp_foreach")
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Every op can be seen: what was compiled runs as Python. It saves other tensors then, so its replay has to run in here too."""
+    with torch_compiler.off(), TowerMode():  # type: ignore[no-untyped-call]
+        yield
 
 
 class Tower(threading.local):
@@ -73,7 +99,7 @@ class Tower(threading.local):
                 self._note_profiler(viewer)
                 yield
             else:
-                with TowerMode(), self._profiling(viewer):  # type: ignore[no-untyped-call]
+                with uncompiled(), self._profiling(viewer):
                     yield
         finally:
             self.viewers.pop()
@@ -101,13 +127,23 @@ _OUTPUT = frozenset({"print", "write", "writelines"})
 def _tell(frame: FrameType, event: str, arg: Any) -> None:
     """Only calls of the user's own functions are of interest, and builtins that write or that compute attention."""
     if event == "call":
-        if is_library(frame.f_code.co_filename):
+        if is_library(frame.f_code.co_filename) or _is_generated(frame):
             return
     elif event != "c_call" or (arg.__name__ not in _OUTPUT and "attention" not in arg.__name__):
         return
     if not tower.quiet:
         for viewer in tower.viewers:
             viewer.see_python(frame, event, arg)
+
+
+def _is_generated(frame: FrameType) -> bool:
+    """Whether it is a method that a decorator wrote for a class of lowtide or torch, which is in no file."""
+    return frame.f_code.co_filename == "<string>" and str(frame.f_globals.get("__name__")).startswith(("lowtide.", "torch."))
+
+
+def is_blind() -> bool:
+    """Whether another profiler is at work, so that viewers see nothing of Python."""
+    return sys.getprofile() not in (None, _tell)
 
 
 tower = Tower()

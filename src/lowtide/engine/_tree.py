@@ -13,12 +13,14 @@ import dataclasses
 import functools
 import operator
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from lowtide.engine._clock import clock
 from lowtide.engine._functions import take_function, take_method, take_partial
 from lowtide.engine._parts import Box, Place, Taken
 from lowtide.engine._state import has_state
@@ -45,6 +47,9 @@ class Keeper(Protocol):
 
     def other(self, value: object) -> None:
         """An ordinary object, which is passed on as it is."""
+
+    def instance(self, value: Any, since: int | None, memo: Memo) -> Any:
+        """Return what stands for one that is to be taken apart; ``since``: since when regions are known to change such objects."""
 
     def state(self, value: object) -> None:
         """An object whose state is taken and restored: a random generator, or of a registered type."""
@@ -88,7 +93,10 @@ def store(value: Any, keeper: Keeper, memo: Memo) -> Any:
 def _fill(value: Any, taken: Taken, keeper: Keeper, memo: Memo) -> Any:
     box, parts = taken
     memo[id(value)] = (value, box)
-    box.parts = [store(part, keeper, memo) for part in parts]
+    stored = []
+    for part in parts:  # no comprehension: one frame less of the stack for each level
+        stored.append(store(part, keeper, memo))  # noqa: PERF401
+    box.parts = stored
     if box.steady and all(map(operator.is_, box.parts, parts)):
         del memo[id(value)]
         return value
@@ -101,11 +109,19 @@ def _store_other(value: Any, keeper: Keeper, memo: Memo) -> Any:
     elif has_state(type(value)):
         keeper.state(value)
     elif is_ordinary(type(value)):
-        if keeper.deep and len(memo) < _MOST_OBJECTS:
+        since = _MUTABLE.get(type(value))
+        if since is not None or (keeper.deep and len(memo) < _MOST_OBJECTS):
             known = memo.get(id(value))
-            return known[1] if known is not None else _fill(value, take_object(value), keeper, memo)
+            return known[1] if known is not None else keeper.instance(value, since, memo)
+        keeper.other(value)
+    elif type(value) is types.SimpleNamespace:
         keeper.other(value)
     return value
+
+
+def store_object(value: Any, keeper: Keeper, memo: Memo) -> Any:
+    """Take an ordinary object apart."""
+    return _fill(value, take_object(value), keeper, memo)
 
 
 def load(stored: Any, fetch: Callable[[Place], Any], memo: dict[int, Any]) -> Any:
@@ -145,6 +161,9 @@ class _Collector:
     def other(self, value: object) -> None:
         pass
 
+    def instance(self, value: Any, since: int | None, memo: Memo) -> Any:
+        return store_object(value, self, memo)
+
     def state(self, value: object) -> None:
         pass
 
@@ -171,7 +190,19 @@ def places_in(stored: Any, path: str) -> Iterator[tuple[str, Place]]:
 
 def mark_mutable(kind: type) -> None:
     """From now on objects of this type are taken apart: a region was seen to change one."""
-    _TAKERS[kind] = take_object
+    if kind not in _MUTABLE:
+        clock.now += 1
+        _MUTABLE[kind] = clock.now
+
+
+def is_mutable(kind: type) -> bool:
+    """Whether a region was seen to change an object of this type."""
+    return kind in _MUTABLE
+
+
+def mutable_types() -> int:
+    """How many types of objects regions were seen to change."""
+    return len(_MUTABLE)
 
 
 def is_ordinary(kind: type) -> bool:
@@ -186,7 +217,7 @@ def _find_ordinary(kind: type) -> bool:
     return (
         kind.__module__.partition(".")[0] not in _LIBRARIES
         and kind.__flags__ & _HEAP_TYPE != 0
-        and (kind.__dictoffset__ != 0 or bool(_slot_names(kind)))
+        and (kind.__dictoffset__ != 0 or bool(slot_names(kind)))
         and not issubclass(kind, (type, BaseException, nn.Module))
         and kind.__new__ is object.__new__
         and not hasattr(kind, "__torch_function__")
@@ -199,6 +230,8 @@ def is_transformers_cache(kind: type) -> bool:
 
 
 _ORDINARY: dict[type, bool] = {}
+_MUTABLE: dict[type, int] = {}
+"""Types of objects that regions were seen to change, with the time on the ``clock`` when one was."""
 _HEAP_TYPE = 1 << 9
 _LIBRARIES = frozenset(
     {"builtins", "torch", "numpy", "lowtide", "contextvars", "threading", "logging", "weakref", "_weakref", "io", "_io", "types"}
@@ -285,7 +318,7 @@ def _take_other_tuple(value: tuple[Any, ...]) -> Taken:
 def take_object(value: Any) -> Taken:
     """An instance with attributes (``__dict__``, slots or both), attribute by attribute."""
     cls = type(value)
-    names = [name for name in _slot_names(cls) if hasattr(value, name)]
+    names = [name for name in slot_names(cls) if hasattr(value, name)]
 
     def fill(made: Any, parts: list[Any]) -> None:
         _set_attributes(made, parts[-1])
@@ -304,12 +337,19 @@ def _set_attributes(value: Any, attributes: dict[str, Any] | None) -> None:
         value.__dict__.update(attributes)
 
 
-def _slot_names(cls: type) -> list[str]:
-    names: list[str] = []
-    for base in cls.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        names += [slots] if isinstance(slots, str) else slots
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
+def slot_names(cls: type) -> list[str]:
+    """The attributes that have slots."""
+    names = _SLOTS.get(cls)
+    if names is None:
+        names = []
+        for base in cls.__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            names += [slots] if isinstance(slots, str) else slots
+        names = _SLOTS[cls] = [name for name in names if name not in ("__dict__", "__weakref__")]
+    return names
+
+
+_SLOTS: weakref.WeakKeyDictionary[type, list[str]] = weakref.WeakKeyDictionary()
 
 
 def _refuse(value: Any) -> Taken:

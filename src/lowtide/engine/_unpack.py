@@ -3,7 +3,8 @@
 A tensor made by a replay lives until autograd lets go of it. In a backward that retains its graph autograd never does, so
 tensors that backward has had are dropped when the next region is replayed, and those it never asked for when the backward
 is over. Only the region replayed last keeps its tensors: a second loss over it, or a backward for the weights after one
-for the inputs, need not replay it again.
+for the inputs, need not replay it again. A pipeline's schedule that goes backward for the inputs of a stage and, some micro-batches later,
+for its weights says so by the function that it calls: there all regions keep theirs until autograd lets go.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class _Recent(threading.local):
         self.task = -1
         self.frames: list[weakref.ref[Frame]] = []
         self.whole: tuple[Profile, str] | None = None
+        self.split = False
 
 
 _recent = _Recent()
@@ -92,18 +94,27 @@ def _chain(slot: Slot) -> list[Slot]:
 
 def _note(frame: Frame, task: int) -> None:
     recent = _recent
-    last = None if recent.last is None else recent.last()
-    if last is not None and last is not frame:
-        last.drop_values(given_only=True)
+    if task != -1 and recent.task != task:
+        _begin(frame, task)
+    if task != -1 and recent.split:
+        return
     this = weakref.ref(frame)
+    if recent.last is not None and recent.last is not this:
+        last = recent.last()
+        if last is not None:
+            last.drop_values(given_only=True)
     if task != -1:
-        if recent.task != task:
-            _release(recent.frames, None)
-            recent.task, recent.frames = task, []
-            recent.whole = _covers_all(frame)
-            private.at_end_of_backward(_finish)
         recent.frames.append(this)
     recent.last = this
+
+
+def _begin(frame: Frame, task: int) -> None:
+    """A backward replays its first region."""
+    recent = _recent
+    _release(recent.frames, None)
+    recent.task, recent.frames = task, []
+    recent.whole, recent.split = _covers_all(frame), private.in_input_backward()
+    private.at_end_of_backward(_finish)
 
 
 def _covers_all(frame: Frame) -> tuple[Profile, str] | None:

@@ -201,16 +201,15 @@ def attention_weights(view: StepView) -> list[int]:
 
 
 def _matrix(view: StepView, softmax: int) -> Iterator[int]:
-    """Storages as large as the weights, from the product before the softmax to the one after, and in its backward."""
+    """Storages as large as the weights, made from the product before the softmax to the one after, and in the backward of these ops."""
     made = view.born_at.get(softmax, [])
     ops, call = view.trace.ops, view.trace.ops[softmax].call
     products = [i for i in range(max(softmax - 12, 0), min(softmax + 13, len(ops))) if _is_product(ops[i].name) and ops[i].call == call]
     before, after = [i for i in products if i < softmax], [i for i in products if i > softmax]
     if not (made and before and after):
         return
-    size, used = view.trace.storages[made[0]].bytes, first_use(view, made[0])
-    near = {*range(before[-1], after[0]), *range(max(used - 6, 0), used + 8)}
-    for op in near:
+    size, inside = view.trace.storages[made[0]].bytes, range(before[-1], after[0] + 1)
+    for op in (*inside[:-1], *(back for i in inside for back in view.backward_of.get(i, []))):
         yield from (s for s in view.born_at.get(op, []) if view.trace.storages[s].bytes == size)
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from lowtide.errors import InfeasibleBudgetError, PlanError
-from lowtide.plan import Plan, PlannedRegion, replayable_regions, simulate, smallest_budget, solve
-from lowtide.plan._index import TraceIndex
-from lowtide.plan._simulate import run
+from lowtide.errors import PlanError
+from lowtide.plan import Plan, PlannedRegion, simulate
+from lowtide.plan import frontier as whole_frontier
+from lowtide.plan.reading import TraceIndex, run, undominated
 from lowtide.plan.solvers import all_blocks
 from lowtide.records import StepTrace
 
 _MOST_CALLS = 500
 """Of steps with more module calls, points come from rules over blocks: one search of a solver would take longer than all of them."""
-_SHARES = (0.25, 0.5, 0.75)
-"""Where, between the smallest peak and that of the step as it is, budgets are tried."""
+_POINTS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +57,10 @@ def frontier(trace: StepTrace, *, time_limit_s: float = 10.0) -> tuple[FrontierP
     before = simulate(trace, None)
     plain = FrontierPoint(before.peak_bytes, before.peak_bytes, before.step_s, 0.0, (), "optimal")
     if len(trace.calls) > _MOST_CALLS:
-        return _undominated([plain, *_by_rules(trace)])
-    if not replayable_regions(trace):
-        return (plain,)
-    deadline = time.monotonic() + time_limit_s
-    smallest = FrontierPoint.of(smallest_budget(trace, time_limit_s=time_limit_s / 2))
-    found = [plain, smallest]
-    for left, share in zip((3, 2, 1), _SHARES, strict=True):
-        budget = smallest.peak_bytes + int(share * (before.peak_bytes - smallest.peak_bytes))
-        found += _solved(trace, budget, max((deadline - time.monotonic()) / left, 0.1)) if budget < before.peak_bytes else []
-    return _undominated(found)
+        points = [plain, *_by_rules(trace)]
+    else:
+        points = [plain, *map(FrontierPoint.of, whole_frontier(trace, points=_POINTS, time_limit_s=time_limit_s).plans)]
+    return undominated(points, lambda point: (point.peak_bytes, point.replay_s))
 
 
 def _by_rules(trace: StepTrace) -> Iterator[FrontierPoint]:
@@ -78,7 +70,7 @@ def _by_rules(trace: StepTrace) -> Iterator[FrontierPoint]:
         for regions in _ruled([path for region in family for path in region.paths]):
             with suppress(PlanError):  # blocks that do not follow each other are no segment
                 after = run(index, regions)
-                yield FrontierPoint(after.peak_bytes, after.peak_bytes, after.step_s, after.replay_s, tuple(regions), "rule")
+                yield FrontierPoint(after.peak_bytes, after.peak_bytes, after.planned_s, after.added_s, tuple(regions), "rule")
 
 
 def _ruled(blocks: list[str]) -> Iterator[list[PlannedRegion]]:
@@ -87,18 +79,3 @@ def _ruled(blocks: list[str]) -> Iterator[list[PlannedRegion]]:
         yield [PlannedRegion((path,)) for path in blocks[::n]]
     for n in sizes[:-1]:
         yield [PlannedRegion(tuple(blocks[i : i + n])) for i in range(0, len(blocks), n)]
-
-
-def _solved(trace: StepTrace, budget_bytes: int, time_limit_s: float) -> list[FrontierPoint]:
-    try:
-        return [FrontierPoint.of(solve(trace, budget_bytes, time_limit_s=time_limit_s))]
-    except InfeasibleBudgetError:  # the search for the smallest peak came further than this one in its time
-        return []
-
-
-def _undominated(points: list[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-    kept: list[FrontierPoint] = []
-    for point in sorted(points, key=lambda p: (p.peak_bytes, p.replay_s)):
-        if not kept or point.replay_s < kept[-1].replay_s:
-            kept.append(point)
-    return tuple(kept)

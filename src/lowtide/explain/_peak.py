@@ -16,20 +16,21 @@ WORKSPACE = "workspace of the op"
 
 @dataclass(frozen=True, slots=True)
 class AliveStorage:
-    """One storage at the peak.
+    """One storage at the peak, or what the op that runs then needs inside.
 
     Attributes:
-        storage: index in the trace.
+        storage: index in the trace; ``None`` for what only the op itself has.
         bytes: its size.
         category: what it is for.
         owner: path of the module that made it (that first used it, where it was there before the step).
         made_by: the op that allocated it; empty for what was there before.
         source: the line of that op.
-        because: ``"there before the step"``, ``"in use"``, or ``"saved for backward"`` when only autograd keeps it.
+        because: ``"there before the step"``, ``"in use"``, ``"saved for backward"`` when only autograd keeps it, or
+            ``"workspace of the op"``.
         nodes: the backward nodes that keep it.
     """
 
-    storage: int
+    storage: int | None
     bytes: int
     category: Category
     owner: str
@@ -61,8 +62,8 @@ class Peak:
         start_s, step_s: when it began, and how long the step takes.
         categories: bytes by category, most first.
         owners: bytes by module and category, most first; the op's workspace is with its module.
-        storages: what was alive, the largest first.
-        workspace_bytes: what the op needed only while it ran.
+        storages: what was alive, the largest first; they sum up to ``bytes``.
+        workspace_bytes: what the op needed only while it ran; one of the storages.
     """
 
     bytes: int
@@ -97,20 +98,24 @@ def moment(view: StepView, at: int) -> Peak:
     """The same for any op."""
     ops = view.trace.ops
     op = ops[at]
-    alive = tuple(_alive(view, storage, at) for storage in view.alive_at(at))
+    storages = [_alive(view, storage, at) for storage in view.alive_at(at)]
     start_s = sum((o.seconds for o in ops[:at]), start=0.0)
     where = path_name(view.path_of_op(at))
+    source = op.source or _line_of_forward(view, at)
+    if op.workspace_bytes:
+        storages.append(AliveStorage(None, op.workspace_bytes, Category.TEMPORARY, where, op.name, source, WORKSPACE, ()))
+    alive = tuple(sorted(storages, key=lambda storage: -storage.bytes))
     return Peak(
-        bytes=sum(storage.bytes for storage in alive) + op.workspace_bytes,
+        bytes=sum(storage.bytes for storage in alive),
         op=at,
         op_name=op.name,
         path=where,
-        source=op.source or _line_of_forward(view, at),
+        source=source,
         phase=op.phase,
         start_s=start_s,
         step_s=start_s + sum((o.seconds for o in ops[at:]), start=0.0),
-        categories=_by_category(alive, op.workspace_bytes),
-        owners=_by_owner(alive, where, op.workspace_bytes),
+        categories=_by_category(alive),
+        owners=_by_owner(alive),
         storages=alive,
         workspace_bytes=op.workspace_bytes,
     )
@@ -131,19 +136,16 @@ def _line_of_forward(view: StepView, at: int) -> str:
     return next(lines, "") if view.trace.ops[at].phase is Phase.BACKWARD else ""
 
 
-def _by_category(alive: tuple[AliveStorage, ...], workspace_bytes: int) -> tuple[tuple[Category, int], ...]:
+def _by_category(alive: tuple[AliveStorage, ...]) -> tuple[tuple[Category, int], ...]:
     found = dict.fromkeys(Category, 0)
     for storage in alive:
         found[storage.category] += storage.bytes
-    found[Category.TEMPORARY] += workspace_bytes
     return tuple(sorted(((c, size) for c, size in found.items() if size), key=lambda entry: -entry[1]))
 
 
-def _by_owner(alive: tuple[AliveStorage, ...], where: str, workspace_bytes: int) -> tuple[Owner, ...]:
+def _by_owner(alive: tuple[AliveStorage, ...]) -> tuple[Owner, ...]:
     found: dict[tuple[str, Category], list[int]] = {}
     for storage in alive:
         found.setdefault((storage.owner, storage.category), []).append(storage.bytes)
-    if workspace_bytes:
-        found.setdefault((where, Category.TEMPORARY), []).append(workspace_bytes)
     owners = (Owner(path, category, sum(sizes), len(sizes)) for (path, category), sizes in found.items())
     return tuple(sorted(owners, key=lambda owner: -owner.bytes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -13,12 +13,10 @@ import numpy as np
 
 from lowtide.errors import InvalidInputError, PlanError
 from lowtide.explain._peak import moment
-from lowtide.explain._step import StepView, is_inside, node_of, path_name
+from lowtide.explain._step import StepView, node_of, path_name
 from lowtide.explain._where import PeakIn, described, peak_in
 from lowtide.plan import PlannedRegion, Simulation
-from lowtide.plan._index import NEVER, TraceIndex
-from lowtide.plan._replay import Replay, replays_of
-from lowtide.plan._simulate import run
+from lowtide.plan.reading import NEVER, Replay, TraceIndex, replays_of, run
 from lowtide.records import Phase, StepTrace
 from lowtide.units import format_bytes
 
@@ -142,16 +140,16 @@ class _Reader:
                     insort(taken, span)
         return tuple(kept)
 
-    def _slots(self, paths: tuple[str, ...]) -> list[int]:
+    def _slots(self, paths: Collection[str]) -> list[int]:
         calls = [c for path in paths for c in self.index.calls_of_path[path]]
         return sorted({int(slot) for call in calls for slot in self.index.slots_of_call(call)})
 
-    def _saved(self, paths: tuple[str, ...]) -> list[int]:
+    def _saved(self, paths: Collection[str]) -> list[int]:
         """Storages kept for these modules; of what was there before the step only inputs."""
         storages = dict.fromkeys(self.view.trace.saved[slot].storage for slot in self._slots(paths))
         return [s for s in storages if self.view.is_activation(s)]
 
-    def _saved_bytes(self, paths: tuple[str, ...]) -> int:
+    def _saved_bytes(self, paths: Collection[str]) -> int:
         return self.view.bytes_of(self._saved(paths))
 
     def explain(self, paths: tuple[str, ...]) -> RegionReplay:
@@ -165,15 +163,15 @@ class _Reader:
             return RegionReplay(paths, kind, saved, 0, 0, 0.0, (Reason(Cause.NOT_REPLAYABLE, saved, str(error)),))
         after = run(self.index, [PlannedRegion((path,)) for path in paths])
         freed, fall = self._freed_bytes(replays), self.before.peak_bytes - after.peak_bytes
-        reasons = self._reasons(paths, replays, after, freed)
-        return RegionReplay(paths, kind, saved, freed, fall, after.replay_s, tuple(reasons))
+        reasons = self._reasons(frozenset(paths), replays, after, freed)
+        return RegionReplay(paths, kind, saved, freed, fall, after.added_s, tuple(reasons))
 
     def _freed(self, replays: list[Replay]) -> dict[int, int]:
         """Storages that are gone when forward turns into backward, and the op before which they are gone."""
         dropped = {int(slot) for replay in replays for slot in replay.dropped}
         held: dict[int, int] = {}
         for replay in replays:
-            held.update({int(s): max(held.get(int(s), 0), replay.held_until) for s in replay.held})
+            held.update({s: max(held.get(s, 0), until) for s, until in _held(replay)})
         found: dict[int, int] = {}
         for storage in {self.view.trace.saved[slot].storage for slot in dropped}:
             kept = [self.view.trace.saved[s].released for s in self.view.slots_of_storage[storage] if s not in dropped]
@@ -187,14 +185,14 @@ class _Reader:
 
     def _held_longer(self, replays: list[Replay]) -> list[int]:
         """Inputs of regions that would be gone earlier, were they not wanted for the replay."""
-        return [int(s) for replay in replays for s in replay.held if self.view.end[s] <= self._turn(int(s)) < replay.held_until]
+        return [s for replay in replays for s, until in _held(replay) if self.view.end[s] <= self._turn(s) < until]
 
     def _turn(self, storage: int) -> int:
         """The first op of backward after a storage was made."""
         at = int(np.searchsorted(self._backward, self.view.born[storage]))
         return int(self._backward[at]) if at < len(self._backward) else len(self.view.trace.ops)
 
-    def _reasons(self, paths: tuple[str, ...], replays: list[Replay], after: Simulation, freed: int) -> list[Reason]:
+    def _reasons(self, paths: frozenset[str], replays: list[Replay], after: Simulation, freed: int) -> list[Reason]:
         saved = self._saved_bytes(paths)
         if not self._slots(paths):
             return [Reason(Cause.NOTHING_SAVED, 0, "autograd saves nothing here: there is nothing to free")]
@@ -206,11 +204,12 @@ class _Reader:
             *self._unmoved(after, replays, freed)[: not saved],
         ]
 
-    def _kept(self, paths: tuple[str, ...], replays: list[Replay]) -> Iterator[Reason]:
+    def _kept(self, paths: frozenset[str], replays: list[Replay]) -> Iterator[Reason]:
         """The saved storages that stay, by what keeps them."""
         freed, groups = self._freed(replays), dict[Cause, list[int]]()
+        inputs = {s for p in paths for c in self.index.calls_of_path[p] for s in self.view.trace.calls[c].inputs}
         for storage in dict.fromkeys(self.view.trace.saved[slot].storage for slot in self._slots(paths)):
-            cause = None if storage in freed else self._cause(storage, paths)
+            cause = None if storage in freed else self._cause(storage, paths, inputs)
             if cause is not None:
                 groups.setdefault(cause, []).append(storage)
         longer = self._held_longer(replays)
@@ -219,10 +218,9 @@ class _Reader:
         for cause, storages in groups.items():
             yield Reason(cause, self.view.bytes_of(storages), self._texts()[cause](storages, paths))
 
-    def _cause(self, storage: int, paths: tuple[str, ...]) -> Cause | None:
+    def _cause(self, storage: int, paths: frozenset[str], inputs: set[int]) -> Cause | None:
         record = self.view.trace.storages[storage]
         if record.resident:
-            inputs = {s for p in paths for c in self.index.calls_of_path[p] for s in self.view.trace.calls[c].inputs}
             return Cause.REGION_INPUT if storage in inputs else None
         if not self._born_inside(storage, paths):
             return Cause.REGION_INPUT
@@ -234,13 +232,13 @@ class _Reader:
         sizes = {self.view.trace.saved[s].bytes for s in self.view.slots_of_storage[storage]}
         return Cause.VIEW_OF_KEPT if len(sizes) > 1 else Cause.KEPT_BY_NEIGHBOUR
 
-    def _born_inside(self, storage: int, paths: tuple[str, ...]) -> bool:
-        return any(is_inside(self.view.owner(storage), path) for path in paths)
+    def _born_inside(self, storage: int, paths: frozenset[str]) -> bool:
+        return _is_inside_one(self.view.owner(storage), paths)
 
-    def _is_slot_of(self, slot: int, paths: tuple[str, ...]) -> bool:
-        return any(is_inside(self.view.path_of_call(self.view.trace.saved[slot].call), path) for path in paths)
+    def _is_slot_of(self, slot: int, paths: frozenset[str]) -> bool:
+        return _is_inside_one(self.view.path_of_call(self.view.trace.saved[slot].call), paths)
 
-    def _texts(self) -> dict[Cause, Callable[[list[int], tuple[str, ...]], str]]:
+    def _texts(self) -> dict[Cause, Callable[[list[int], frozenset[str]], str]]:
         return {
             Cause.REGION_INPUT: lambda s, _: (
                 f"{self._size(s)} of what it saves are its inputs: they are there when the replay begins, so they have to stay"
@@ -263,7 +261,7 @@ class _Reader:
     def _size(self, storages: list[int]) -> str:
         return format_bytes(self.view.bytes_of(storages))
 
-    def _savers(self, storages: list[int], paths: tuple[str, ...]) -> str:
+    def _savers(self, storages: list[int], paths: frozenset[str]) -> str:
         slots = [s for storage in storages for s in self.view.slots_of_storage[storage] if not self._is_slot_of(s, paths)]
         tensors = [self.view.trace.saved[s] for s in slots]
         names = dict.fromkeys(
@@ -277,7 +275,7 @@ class _Reader:
         maker = self.view.maker(largest)
         return f"made at {maker.source or maker.name}" if maker else "there before the step"
 
-    def _fused(self, paths: tuple[str, ...]) -> list[Reason]:
+    def _fused(self, paths: frozenset[str]) -> list[Reason]:
         ops = [op for i, op in enumerate(self.view.trace.ops) if self.index.forward[i] and self._runs_in(op.call, paths)]
         fused = next((op.name for op in ops if _FUSED_ATTENTION.search(op.name)), None)
         if fused is None:
@@ -285,8 +283,8 @@ class _Reader:
         text = f"{fused} never makes the matrix of attention weights: it saves queries, keys, values and its result, not their product"
         return [Reason(Cause.FUSED_ATTENTION, 0, text)]
 
-    def _runs_in(self, call: int | None, paths: tuple[str, ...]) -> bool:
-        return any(is_inside(self.view.path_of_call(call), path) for path in paths)
+    def _runs_in(self, call: int | None, paths: frozenset[str]) -> bool:
+        return _is_inside_one(self.view.path_of_call(call), paths)
 
     def _unmoved(self, after: Simulation, replays: list[Replay], freed: int) -> list[Reason]:
         """Why the peak is where it was although bytes are freed."""
@@ -301,6 +299,13 @@ class _Reader:
         return [Reason(Cause.PEAK_ELSEWHERE, 0, f"the peak is elsewhere, {described(peak)}: mostly {where.value}", where)]
 
 
+def _is_inside_one(path: str | None, paths: frozenset[str]) -> bool:
+    """``is_inside`` for one of several, however many they are."""
+    while path and path not in paths:
+        path = path.rpartition(".")[0]
+    return path is not None and path in paths
+
+
 def _touches(span: tuple[int, int], taken: list[tuple[int, int]]) -> bool:
     """Whether a span overlaps one of those taken, which lie apart and in order."""
     at = bisect_left(taken, span)
@@ -312,11 +317,11 @@ def _nested(spans: list[tuple[int, int]]) -> bool:
     return any(later[0] < earlier[1] for earlier, later in pairwise(spans))
 
 
-def _saver(node: str, path: str | None) -> str:
-    return node if path is None else f"{node} of {path_name(path)}"
-
-
 def _back_bytes(replays: list[Replay], at: int) -> int:
     """What replays before this op made again and backward still wants."""
     ran = (r for r in replays if r.before != NEVER and r.before <= at)
     return sum(int(r.index.bytes[r.born[r.kept_until > at]].sum()) for r in ran)
+
+
+def _held(replay: Replay) -> list[tuple[int, int]]:
+    return list(zip(replay.held.tolist(), replay.held_until.tolist(), strict=True))

@@ -70,6 +70,15 @@ class StepView:
         return found
 
     @cached_property
+    def backward_of(self) -> dict[int, list[int]]:
+        """Op of forward to the ops that ran for the backward node which it made, in order."""
+        found: dict[int, list[int]] = {}
+        for i, op in enumerate(self.trace.ops):
+            if op.origin is not None:
+                found.setdefault(op.origin, []).append(i)
+        return found
+
+    @cached_property
     def readers(self) -> dict[int, list[int]]:
         """Storage to the ops that read or wrote it, in order."""
         found: dict[int, list[int]] = {}

@@ -7,9 +7,12 @@ from lowtide.measure._measure import measure
 from lowtide.measure._measurement import Comparison, Measurement
 from lowtide.measure._out_of_memory import MemoryWatch, memory_watch
 from lowtide.measure._peak import peak_bytes
+from lowtide.measure._phases import BACKWARD, OPTIMIZER, phases_told
 from lowtide.measure._timing import Times, ratio, time_in_turns
 
 __all__ = [
+    "BACKWARD",
+    "OPTIMIZER",
     "Comparison",
     "Measurement",
     "MemoryWatch",
@@ -18,6 +21,7 @@ __all__ = [
     "measure",
     "memory_watch",
     "peak_bytes",
+    "phases_told",
     "ratio",
     "time_in_turns",
 ]

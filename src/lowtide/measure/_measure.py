@@ -9,7 +9,6 @@ from typing import overload
 import torch
 from torch import nn
 
-from lowtide.engine import replay_seconds
 from lowtide.errors import InvalidInputError
 from lowtide.measure._measurement import Comparison, Measurement
 from lowtide.measure._phase_peaks import live_storages, phase_peaks
@@ -61,35 +60,17 @@ def measure(
     try:
         for way in ways:
             way()
-        times, replays = _timed(ways, steps, device)
-        found = [_measured(way, model, (device, ours), t, s, tokens) for way, t, s in zip(ways, times, replays, strict=True)]
+        times = time_in_turns(ways, steps, device)
+        found = [_measured(way, model, (device, ours), taken, tokens) for way, taken in zip(ways, times, strict=True)]
     finally:
         state.restore()
     return found[0] if against is None else Comparison(found[0], found[1], ratio(*times))
 
 
-def _timed(ways: list[Step], steps: int, device: torch.device) -> tuple[list[Times], list[float]]:
-    """Times of each way, and seconds of replay in a step of each."""
-    spent = [0.0] * len(ways)
-
-    def counted(i: int) -> Step:
-        def run() -> None:
-            before = replay_seconds()
-            ways[i]()
-            spent[i] += replay_seconds() - before
-
-        return run
-
-    times = time_in_turns([counted(i) for i in range(len(ways))], steps, device)
-    return times, [seconds / (steps + 1) for seconds in spent]
-
-
-def _measured(
-    way: Step, model: nn.Module, where: tuple[torch.device, set[int]], times: Times, replay_s: float, tokens: int | None
-) -> Measurement:
+def _measured(way: Step, model: nn.Module, where: tuple[torch.device, set[int]], times: Times, tokens: int | None) -> Measurement:
     device, ours = where
     peaks = phase_peaks(way, model, device, ours)
-    found = Measurement.of(peaks.peak_bytes, times, replay_s)
+    found = Measurement.of(peaks.peak_bytes, times)
     return replace(
         found,
         reserved_bytes=peaks.reserved_bytes,

@@ -36,9 +36,9 @@ class Measurement:
     resident_set_bytes: int | None = None
 
     @classmethod
-    def of(cls, peak_bytes: int, times: Times, replay_s: float = 0.0) -> Measurement:
+    def of(cls, peak_bytes: int, times: Times) -> Measurement:
         """Put a peak and times together."""
-        return cls(peak_bytes, times.median_s, times.spread_s, replay_s, len(times.seconds))
+        return cls(peak_bytes, times.median_s, times.spread_s, times.replay_s, len(times.seconds))
 
     @property
     def replay_share(self) -> float:

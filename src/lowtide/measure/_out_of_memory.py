@@ -17,8 +17,7 @@ from torch import nn
 from lowtide import _torch_private as private
 from lowtide.explain import OutOfMemory, holdings
 from lowtide.records import Category, Phase
-from lowtide.trace import find_optimizers
-from lowtide.trace._source import source_line
+from lowtide.trace import find_optimizers, source_line
 
 _UNKNOWN = "an unknown line"
 _ACTIVE = "active_allocated"

@@ -55,6 +55,8 @@ def live_storages(model: nn.Module, device: torch.device) -> dict[int, int]:
         parameter.grad  # noqa: B018  # a gradient that only autograd ever touched has no Python object before it is read
     found: dict[int, int] = {}
     for tensor in (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)):
+        if hasattr(type(tensor), "__tensor_flatten__"):
+            continue  # made of other tensors, such as one spread over processes: it says how large the whole is, and has no memory
         if tensor.device == device and (key := storage_key(tensor)):
             storage = tensor.untyped_storage()
             if storage.device == device:  # a fake tensor says that it is there, and its storage that it is nowhere

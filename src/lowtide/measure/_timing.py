@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
+from lowtide.engine import replay_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of each run, in order."""
+    """Seconds of each run, in order, and how many of them went into replays."""
 
     seconds: tuple[float, ...]
+    replays: tuple[float, ...] = ()
 
     @property
     def median_s(self) -> float:
@@ -30,25 +33,35 @@ class Times:
         first, _, third = statistics.quantiles(self.seconds, n=4)
         return third - first
 
+    @property
+    def replay_s(self) -> float:
+        """Of the median, what went into replays, by the median of their shares: a run that was held up in one says little."""
+        shares = [replay / whole for replay, whole in zip(self.replays, self.seconds, strict=False)]
+        return self.median_s * statistics.median(shares) if shares else 0.0
 
-def time_in_turns(steps: list[Callable[[], object]], rounds: int, device: torch.device) -> list[Times]:
+
+def time_in_turns(
+    steps: list[Callable[[], object]], rounds: int, device: torch.device, replayed: Callable[[], float] = replay_seconds
+) -> list[Times]:
     """Run every step once a round, in turns, after one round that does not count.
 
     Args:
         steps: the ways to run the step.
         rounds: how many runs of each count.
         device: synchronised before and after each run when it is an accelerator.
+        replayed: seconds of replay so far, of the regions that count; by default of all.
 
     Returns:
         The times of each, in the order given.
     """
-    runs: list[list[float]] = [[] for _ in steps]
+    runs: list[list[tuple[float, float]]] = [[] for _ in steps]
     for round_ in range(rounds + 1):
-        for step, seconds in zip(steps, runs, strict=True):
+        for step, seen in zip(steps, runs, strict=True):
+            before = replayed()
             spent = _time_once(step, device)
             if round_ > 0:
-                seconds.append(spent)
-    return [Times(tuple(seconds)) for seconds in runs]
+                seen.append((spent, replayed() - before))
+    return [Times(*zip(*seen, strict=True)) for seen in runs]
 
 
 def ratio(numerator: Times, denominator: Times) -> float:

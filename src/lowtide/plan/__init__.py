@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from lowtide.plan._frontier import Frontier, frontier
 from lowtide.plan._simulate import Moment, Simulation, Timeline, simulate
-from lowtide.plan._solution import Plan, PlannedRegion
+from lowtide.plan._solution import KeptCall, Plan, PlannedRegion
 from lowtide.plan._solve import replayable_regions, smallest_budget, solve
 
-__all__ = ["Moment", "Plan", "PlannedRegion", "Simulation", "Timeline", "replayable_regions", "simulate", "smallest_budget", "solve"]
+__all__ = [
+    "Frontier",
+    "KeptCall",
+    "Moment",
+    "Plan",
+    "PlannedRegion",
+    "Simulation",
+    "Timeline",
+    "frontier",
+    "replayable_regions",
+    "simulate",
+    "smallest_budget",
+    "solve",
+]

@@ -1,4 +1,4 @@
-"""The regions that a solver may choose: module paths, and runs of consecutive siblings, that are worth something.
+"""The regions that a solver may choose: module paths, and runs of calls one right after the other, that are worth something.
 
 They come from the calls of the trace alone. What is dominated is left out: a candidate that drops the same saved
 tensors by running at least the same ops as another, while it holds at least as much and touches at least the same calls.
@@ -7,54 +7,21 @@ tensors by running at least the same ops as another, while it holds at least as 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
-import numpy as np
-
+from lowtide.plan._candidate import Candidate
+from lowtide.plan._copies import copies
+from lowtide.plan._equal import EqualBlocks
 from lowtide.plan._index import NEVER, TraceIndex
-from lowtide.plan._replay import Replay, replays_of
-from lowtide.plan._solution import ancestors
+from lowtide.plan._options import kept_sets, undominated
+from lowtide.plan._replay import replays_of
+from lowtide.plan._runs import runs
+
+_FEW_CALLS = 24
+_MOST_OPTIONS = 16
+"""Sets of kept calls of one region among which to choose."""
 
 SEGMENTS = (1000, 2400)
 """How many segments to consider at first, and at most: every run of 45 siblings, and every run of 70."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A region with all its occurrences.
-
-    Attributes:
-        paths: of its modules.
-        replays: one for each occurrence.
-    """
-
-    paths: tuple[str, ...]
-    replays: tuple[Replay, ...]
-
-    @cached_property
-    def seconds(self) -> float:
-        """Time of all its replays."""
-        return sum((r.seconds for r in self.replays), start=0.0)
-
-    @cached_property
-    def calls(self) -> frozenset[int]:
-        """Its member calls and all calls inside them."""
-        return frozenset(c for r in self.replays for call in r.calls for c in range(call, int(r.index.call_stop[call])))
-
-    @cached_property
-    def dropped(self) -> frozenset[int]:
-        """The saved tensors that it drops."""
-        return frozenset(int(slot) for r in self.replays for slot in r.dropped)
-
-    @cached_property
-    def held(self) -> frozenset[tuple[int, int]]:
-        """Storage and end of all that it holds."""
-        return frozenset((int(s), r.held_until) for r in self.replays for s in r.held)
-
-    @cached_property
-    def ops(self) -> tuple[tuple[int, ...], ...]:
-        """The ops that run again, by replay."""
-        return tuple(tuple(r.ops.tolist()) for r in self.replays if r.before != NEVER)
 
 
 @dataclass(frozen=True)
@@ -77,42 +44,37 @@ def candidates(index: TraceIndex, most_segments: int = SEGMENTS[-1]) -> Candidat
         index: of the trace.
         most_segments: how many to consider; shorter segments come first.
     """
-    segments = sorted(_segments(index), key=len)
-    found = [_candidate(index, paths) for paths in [*_modules(index), *segments[:most_segments]]]
-    return Candidates(tuple(_undominated([c for c in found if c.dropped])), len(segments) <= most_segments)
+    equal = EqualBlocks(index)
+    segments, complete = runs(index, equal, most_segments)
+    found = [_candidate(index, paths) for paths in [*_modules(index, equal), *segments]]
+    # Pruned once with all their options: of two regions with the same replay, the one that is called less by may keep calls for less.
+    options = [c for base in found if base.dropped for c in _options(index, base)]
+    kept = _undominated(options)
+    return Candidates((*kept, *copies(index, equal, kept)), complete)
 
 
 def _candidate(index: TraceIndex, paths: tuple[str, ...]) -> Candidate:
-    return Candidate(paths, tuple(replays_of(index, paths)))
+    return Candidate(paths, (), tuple(replays_of(index, paths)))
 
 
-def _modules(index: TraceIndex) -> list[tuple[str, ...]]:
-    return [(path,) for path, calls in index.calls_of_path.items() if index.replayable[calls].all()]
+def _options(index: TraceIndex, base: Candidate) -> list[Candidate]:
+    """A region with each set of calls worth keeping in it, the empty one first."""
+    sets = kept_sets(index, base.replays) if _may_keep(index, base) else []
+    found = [base, *(Candidate(base.paths, kept, tuple(replays_of(index, base.paths, kept))) for kept in sets)]
+    found = _undominated([c for c in found if c.dropped])
+    if len(found) <= _MOST_OPTIONS:
+        return found
+    return [found[i] for i in undominated([(c.freed_bytes, c.seconds, c.peak_bytes) for c in found], _MOST_OPTIONS)]
 
 
-def _segments(index: TraceIndex) -> list[tuple[str, ...]]:
-    """Runs of two and more consecutive siblings, each path once in a run."""
-    found: dict[tuple[str, ...], None] = {}
-    for siblings in index.children.values():
-        for begin in range(len(siblings)):
-            found.update(dict.fromkeys(_runs_from(index, siblings[begin:])))
-    return list(found)
+def _may_keep(index: TraceIndex, base: Candidate) -> bool:
+    """Not a segment of blocks: to keep something in each of them is an option of the blocks themselves. In small models, anything."""
+    return len(index.parent) <= _FEW_CALLS or sum(not index.is_leaf(call) for call in base.replays[0].calls) <= 1
 
 
-def _runs_from(index: TraceIndex, siblings: list[int]) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
-    paths: tuple[str, ...] = ()
-    for call in siblings:
-        path = index.trace.calls[call].path
-        if not index.replayable[index.calls_of_path[path]].all() or _touches(path, paths):
-            break
-        paths = (*paths, path)
-        found.append(paths)
-    return found[1:]
-
-
-def _touches(path: str, paths: tuple[str, ...]) -> bool:
-    return path in paths or any(p in ancestors(path) or path in ancestors(p) for p in paths)
+def _modules(index: TraceIndex, equal: EqualBlocks) -> list[tuple[str, ...]]:
+    calls = index.calls_of_path.items()
+    return [(path,) for path, c in calls if index.replayable[c].all() and (equal.copied[c] == NEVER).any()]
 
 
 def _undominated(found: list[Candidate]) -> list[Candidate]:
@@ -127,42 +89,5 @@ def _undominated(found: list[Candidate]) -> list[Candidate]:
 
 def _dominates(one: Candidate, other: Candidate) -> bool:
     """Choosing ``one`` instead of ``other`` is never worse: same drops and same replays, no more held, no more calls touched."""
-    return one.ops == other.ops and one.held <= other.held and one.calls <= other.calls
-
-
-def conflicts(found: list[Candidate]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-    """Which candidates may not be in one plan, ``(n, n)``: a call in both, or modules inside one another."""
-    clash = np.zeros((len(found), len(found)), dtype=np.bool_)
-    for group in cliques(found):
-        clash[np.ix_(group, group)] = True
-    np.fill_diagonal(clash, False)
-    return clash
-
-
-def cliques(found: list[Candidate]) -> list[list[int]]:
-    """Groups of candidates of which a plan may have one at most; every conflict is in one of them.
-
-    The candidates around one call, or around one module path, are such a group. Groups inside a larger one are left out.
-    """
-    around: dict[object, set[int]] = {}
-    for i, candidate in enumerate(found):
-        for call in candidate.calls:
-            around.setdefault(call, set()).add(i)
-    _add_nested_paths(found, around)
-    groups = sorted({frozenset(g) for g in around.values()}, key=lambda g: (-len(g), sorted(g)))
-    kept: list[frozenset[int]] = []
-    for group in groups:
-        if not any(group <= larger for larger in kept):
-            kept.append(group)
-    return [sorted(g) for g in kept]
-
-
-def _add_nested_paths(found: list[Candidate], around: dict[object, set[int]]) -> None:
-    """A module inside another by name may be called outside of it; a plan still names one of them only."""
-    by_path: dict[str, set[int]] = {}
-    for i, candidate in enumerate(found):
-        for path in candidate.paths:
-            by_path.setdefault(path, set()).add(i)
-    for path, inner in by_path.items():
-        for outer in (by_path[a] for a in ancestors(path) if a in by_path):
-            around.update({(i, j): {i, j} for i in inner for j in outer})
+    alike = one.ops == other.ops and one.seconds <= other.seconds
+    return alike and one.held <= other.held and one.calls <= other.calls

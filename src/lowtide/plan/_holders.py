@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy import sparse
 
+from lowtide.plan import _scipy as scipy
+from lowtide.plan._conflicts import Conflicts
 from lowtide.plan._index import Floats
 
 Choices = frozenset[int]
@@ -33,12 +34,13 @@ class Expressions:
 
     Attributes:
         count: number of candidates: the first variables.
-        clash: which of them exclude each other.
+        conflicts: which of them exclude each other.
+        unions: of each extra variable, the candidates that drop every saved tensor (``None`` where there is none), and those that hold.
     """
 
     count: int
-    clash: np.ndarray[tuple[int, int], np.dtype[np.bool_]]
-    extra: int = 0
+    conflicts: Conflicts
+    unions: list[tuple[Choices | None, Choices]] = field(default_factory=list)
     _numbers: dict[Linear, int] = field(default_factory=lambda: {Linear(1.0): ALWAYS})
     _unions: dict[tuple[frozenset[Choices], Choices], int] = field(default_factory=dict)
     _ties: list[tuple[int, Linear]] = field(default_factory=list)
@@ -56,24 +58,32 @@ class Expressions:
         """
         key = (dropped_by, holders)
         if key not in self._unions:
-            self._unions[key] = self._union(_minimal(dropped_by), holders)
+            self._unions[key] = self._union(dropped_by, holders)
         return self._unions[key]
 
-    def _union(self, dropped_by: Sequence[Choices], holders: Choices) -> int:
-        parts = [Linear(1.0, tuple((c, -1.0) for c in sorted(drops - holders))) for drops in dropped_by]
-        if any(not part.weights for part in parts):
+    def _union(self, dropped_by: frozenset[Choices], holders: Choices) -> int:
+        # All that drop a tensor of one storage run the op that made it: one of them at most is chosen, so that everything is dropped
+        # when one is chosen that drops everything.
+        drops = frozenset.intersection(*dropped_by) - holders if dropped_by else None
+        if drops is not None and not drops:
             return ALWAYS
-        parts += [Linear(0.0, tuple((c, 1.0) for c in group)) for group in self._exclusive(self._unmatched(dropped_by, holders))]
-        return self._number(parts[0]) if len(parts) == 1 else self._at_least(parts)
+        parts = [] if drops is None else [Linear(1.0, tuple((c, -1.0) for c in sorted(drops)))]
+        unmatched = self._unmatched(drops, holders)
+        parts += [Linear(0.0, tuple((c, 1.0) for c in group)) for group in self._exclusive(unmatched)]
+        return self._number(parts[0]) if len(parts) == 1 else self._at_least(parts, drops, unmatched)
 
-    def _unmatched(self, dropped_by: Sequence[Choices], holders: Choices) -> list[int]:
-        """Holders that some saved tensor does not stand in for: it is there whenever the holder is chosen."""
-        return [h for h in sorted(holders) if not any(h in drops or self.clash[h, sorted(drops)].all() for drops in dropped_by)]
+    def _unmatched(self, drops: Choices | None, holders: Choices) -> list[int]:
+        """Holders that the saved tensors do not stand in for: those are there whenever the holder is chosen."""
+        if drops is None:
+            return sorted(holders)
+        keys = self.conflicts.keys
+        common = frozenset.intersection(*(keys[d] for d in drops))  # the call that made the storage
+        return [h for h in sorted(holders) if keys[h].isdisjoint(common) and not self.conflicts.all_exclude(h, drops)]
 
     def _exclusive(self, holders: Sequence[int]) -> list[list[int]]:
         groups: list[list[int]] = []
         for holder in holders:
-            home = next((g for g in groups if self.clash[holder, g].all()), None)
+            home = next((g for g in groups if self.conflicts.all_exclude(holder, g)), None)
             if home is None:
                 groups.append([holder])
             else:
@@ -83,32 +93,32 @@ class Expressions:
     def _number(self, expression: Linear) -> int:
         return self._numbers.setdefault(expression, len(self._numbers))
 
-    def _at_least(self, parts: Sequence[Linear]) -> int:
+    def _at_least(self, parts: Sequence[Linear], drops: Choices | None, holders: Sequence[int]) -> int:
         variable = self.count + self.extra
-        self.extra += 1
+        self.unions.append((drops, frozenset(holders)))
         self._ties += [(variable, part) for part in parts]
         return self._number(Linear(0.0, ((variable, 1.0),)))
+
+    @property
+    def extra(self) -> int:
+        """Number of extra variables."""
+        return len(self.unions)
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def table(self) -> tuple[sparse.csr_array, Floats]:
+    def table(self) -> tuple[scipy.sparse.csr_array, Floats]:
         """Weights ``(expressions, variables)`` and constants ``(expressions,)``."""
         known = list(self._numbers)
         return self._matrix([k.weights for k in known]), np.array([k.constant for k in known])
 
-    def ties(self) -> tuple[sparse.csr_array, Floats]:
+    def ties(self) -> tuple[scipy.sparse.csr_array, Floats]:
         """``matrix @ v >= floor``: each extra variable is at least each part of its union."""
         rows = [((variable, 1.0), *((c, -w) for c, w in part.weights)) for variable, part in self._ties]
         return self._matrix(rows), np.array([part.constant for _, part in self._ties])
 
-    def _matrix(self, rows: Sequence[Sequence[tuple[int, float]]]) -> sparse.csr_array:
+    def _matrix(self, rows: Sequence[Sequence[tuple[int, float]]]) -> scipy.sparse.csr_array:
         at = [i for i, row in enumerate(rows) for _ in row]
         entries = [entry for row in rows for entry in row]
         shape = (len(rows), self.count + self.extra)
-        return sparse.csr_array(sparse.coo_array(([w for _, w in entries], (at, [v for v, _ in entries])), shape=shape))
-
-
-def _minimal(dropped_by: frozenset[Choices]) -> list[Choices]:
-    """Saved tensors that more candidates drop are there less often: those with the fewest say it all."""
-    return [d for d in sorted(dropped_by, key=sorted) if not any(other < d for other in dropped_by)]
+        return scipy.sparse.csr_array(scipy.sparse.coo_array(([w for _, w in entries], (at, [v for v, _ in entries])), shape=shape))

@@ -6,13 +6,19 @@ an op or a saved tensor belongs to a call is one comparison of ranges.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from lowtide.records import Category, Phase, StepTrace
+from lowtide.plan._overhead import ENGINE, Overhead
+from lowtide.records import Category, FunctionCall, Phase, StepTrace
+
+if TYPE_CHECKING:
+    from lowtide.plan._replay import Replay
+    from lowtide.plan._solution import KeptCall
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -36,6 +42,8 @@ class TraceIndex:
     """Arrays over the ops, storages, saved tensors and calls of one trace.
 
     Attributes:
+        overhead: what the engine takes.
+        replays: what has been read so far by ``_replay.replays_of``, by region and what it keeps.
         seconds, workspace, op_call, forward: by op.
         bytes, category, born, freed, resident: by storage; ``category`` indexes ``CATEGORIES``.
         slot_storage, slot_call, position, used, released: by saved tensor.
@@ -43,8 +51,10 @@ class TraceIndex:
         parent, call_stop, start, end, replayable: by call; a call is replayable when all calls inside it are.
     """
 
-    def __init__(self, trace: StepTrace) -> None:
+    def __init__(self, trace: StepTrace, overhead: Overhead = ENGINE) -> None:
         self.trace = trace
+        self.overhead = overhead
+        self.replays: dict[tuple[tuple[str, ...], tuple[KeptCall, ...]], list[Replay]] = {}
         self._read_ops(trace)
         self._read_storages(trace)
         self._read_slots(trace)
@@ -102,6 +112,64 @@ class TraceIndex:
         for i, outer in enumerate(self.parent.tolist()):
             found.setdefault(outer, []).append(i)
         return found
+
+    def following(self, call: int) -> list[int]:
+        """The call that is entered next once this one has returned, the first call inside that one, and so on inwards."""
+        found = [int(self.call_stop[call])]
+        while found[-1] + 1 < len(self.parent) and self.parent[found[-1] + 1] == found[-1]:
+            found.append(found[-1] + 1)
+        return found if found[0] < len(self.parent) else []
+
+    def joins(self, run: Sequence[int], call: int) -> bool:
+        """Whether a call is given something that a call of the run returned: then they can be replayed as one."""
+        taken = self.trace.calls[call].inputs
+        return any(storage in taken for c in run for storage in self.trace.calls[c].outputs)
+
+    def is_leaf(self, call: int) -> bool:
+        """Whether no other module is called inside."""
+        return bool(self.call_stop[call] == call + 1)
+
+    @cached_property
+    def _function_starts(self) -> Ints:
+        return ints(f.start for f in self.trace.functions)
+
+    def functions_in(self, call: int) -> list[tuple[int, FunctionCall]]:
+        """Calls of functions in a module call or in one inside it, in order, with their places among all."""
+        low, high = np.searchsorted(self._function_starts, [self.start[call], self.end[call]]).tolist()
+        stop = int(self.call_stop[call])
+        return [(i, self.trace.functions[i]) for i in range(low, high) if call <= self.trace.functions[i].call < stop]
+
+    @cached_property
+    def function_is_own(self) -> Flags:
+        """By call of a function, whether it made what it returned, and nothing has written to that since."""
+        return np.array([self._makes(f) for f in self.trace.functions], dtype=np.bool_)
+
+    def _makes(self, function: FunctionCall) -> bool:
+        def is_own(storage: int) -> bool:
+            return not self.resident[storage] and function.start <= self.born[storage] < function.end > self._last_write[storage]
+
+        return bool(function.outputs) and all(map(is_own, function.outputs))
+
+    @cached_property
+    def _last_write(self) -> Ints:
+        """By storage, the last op of forward that changed it in place; ``NEVER`` if none did."""
+        found = np.full(len(self.born), NEVER, dtype=np.int64)
+        for i in np.flatnonzero(self.forward).tolist():
+            found[list(self.trace.ops[i].writes)] = i
+        return found
+
+    @cached_property
+    def _writers(self) -> dict[int, list[int]]:
+        """Storage to the ops of forward that change it in place."""
+        found: dict[int, list[int]] = {}
+        for i in np.flatnonzero(self.forward).tolist():
+            for storage in self.trace.ops[i].writes:
+                found.setdefault(storage, []).append(i)
+        return found
+
+    def written_by(self, ops: Ints, storages: Ints) -> Ints:
+        """Those of the storages that some of these ops change in place."""
+        return ints(s for s in storages.tolist() if s in self._writers and np.isin(self._writers[s], ops).any())
 
     @cached_property
     def _storages_by_birth(self) -> tuple[Ints, Ints]:

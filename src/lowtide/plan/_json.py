@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lowtide.errors import PlanError
 from lowtide.records import Decision
 
 if TYPE_CHECKING:
-    from lowtide.plan._solution import Plan, PlannedRegion
+    from lowtide.plan._solution import KeptCall, Plan, PlannedRegion
 
 FORMAT = "lowtide.plan"
-VERSION = 1
+VERSION = 2
+_WITHOUT_KEPT = 1
+"""The version before plans named calls to keep."""
 _TEXTS = ("fingerprint", "solver", "status", "device", "torch_version")
 _COUNTS = ("budget_bytes", "predicted_peak_bytes")
 _TIMES = ("predicted_step_s", "predicted_replay_s")
@@ -27,7 +30,7 @@ _FIELDS = (*_TEXTS, *_COUNTS, *_TIMES, "gap", "regions")
 def encode(plan: Plan) -> dict[str, Any]:
     """A plan as what ``json.dumps`` takes."""
     flat = {name: getattr(plan, name) for name in _FIELDS if name != "regions"}
-    regions = [{"paths": list(r.paths), "decision": r.decision.value} for r in plan.regions]
+    regions = [{"paths": list(r.paths), "decision": r.decision.value, "kept": [asdict(call) for call in r.kept]} for r in plan.regions]
     return {"format": FORMAT, "version": VERSION, **flat, "regions": regions}
 
 
@@ -43,7 +46,7 @@ def decode(text: str) -> Plan:
     _check_header(data)
     _check_names("the plan", data, ("format", "version", *_FIELDS))
     fields: dict[str, Any] = {
-        "regions": tuple(_region(i, entry) for i, entry in enumerate(_list("regions", data["regions"]))),
+        "regions": tuple(_region(i, entry, data["version"]) for i, entry in enumerate(_list("regions", data["regions"]))),
         "gap": None if data["gap"] is None else _number("gap", data["gap"]),
         **{name: _text(name, data[name]) for name in _TEXTS},
         **{name: _count(name, data[name]) for name in _COUNTS},
@@ -66,9 +69,10 @@ def _check_header(data: Mapping[str, Any]) -> None:
     if data.get("format") != FORMAT:
         raise PlanError(f'this is not a plan: its "format" is {data.get("format")!r}, {FORMAT!r} was required')
     version = data.get("version")
-    if version != VERSION or isinstance(version, bool):
+    if version not in (_WITHOUT_KEPT, VERSION) or isinstance(version, bool):
         raise PlanError(
-            f"the plan has version {version!r}, this lowtide reads version {VERSION}: make the plan again, or use the lowtide that wrote it"
+            f"the plan has version {version!r}, this lowtide reads versions {_WITHOUT_KEPT} to {VERSION}: "
+            "make the plan again, or use the lowtide that wrote it"
         )
 
 
@@ -81,15 +85,26 @@ def _check_names(what: str, data: Mapping[str, Any], names: tuple[str, ...]) -> 
             raise PlanError(f"{what} is damaged: it has an unknown field {name!r}")
 
 
-def _region(i: int, entry: Any) -> PlannedRegion:
+def _region(i: int, entry: Any, version: int) -> PlannedRegion:
     from lowtide.plan._solution import PlannedRegion
 
     what = f"region {i} of the plan"
     if not isinstance(entry, dict):
         raise _wrong(what, "an object", entry)
-    _check_names(what, entry, ("paths", "decision"))
+    _check_names(what, entry, ("paths", "decision") if version == _WITHOUT_KEPT else ("paths", "decision", "kept"))
     paths = tuple(_text(f"a path of {what}", path) for path in _list(f"the paths of {what}", entry["paths"]))
-    return PlannedRegion(paths, _decision(what, entry["decision"]))
+    kept = tuple(_kept(f"a kept call of {what}", call) for call in _list(f"the kept calls of {what}", entry.get("kept", [])))
+    return PlannedRegion(paths, _decision(what, entry["decision"]), kept)
+
+
+def _kept(what: str, entry: Any) -> KeptCall:
+    from lowtide.plan._solution import KeptCall
+
+    if not isinstance(entry, dict):
+        raise _wrong(what, "an object", entry)
+    _check_names(what, entry, ("module", "function", "index"))
+    module, function = (_text(f"the {name} of {what}", entry[name]) for name in ("module", "function"))
+    return KeptCall(module, function, _count(f"the index of {what}", entry["index"]))
 
 
 def _decision(what: str, value: Any) -> Decision:
@@ -113,7 +128,7 @@ def _list(name: str, value: Any) -> list[Any]:
 
 def _count(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _wrong(name, "a whole number of bytes, not negative", value)
+        raise _wrong(name, "a whole number, not negative", value)
     return value
 
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from lowtide.errors import PlanError
 from lowtide.plan._index import CATEGORIES, NEVER, Ints, TraceIndex, ints
+from lowtide.plan._keepable import kept_in, skipped_ops
+from lowtide.plan._solution import KeptCall
 
 
 @dataclass(frozen=True)
@@ -21,23 +23,27 @@ class Replay:
 
     Attributes:
         region: paths of the region.
+        kept: the calls whose results are kept.
         calls: its member calls, in order.
         dropped: saved tensors that are not kept; the original's storage is no longer held for them.
-        held, held_until: storages of the region's inputs, and the op before which it lets go of them.
+        held, held_until: storages of the region's inputs, and of results that it keeps, with the op before which it lets go of each.
+        results: storages of results that it keeps, as far as the replay wants them.
         before: the replay runs in the gap before this op; ``NEVER`` if nothing is replayed.
         first_slot: of the saved tensors asked for there, the first; orders replays in one gap.
         ops: ops that run again, in order.
-        born: storages that these ops allocate anew.
+        born: storages that these ops allocate anew, and copies of inputs that they write to, of which a replay is given another.
         dies: for each of ``born``, the place in ``ops`` before which it is gone; ``len(ops)`` if it lives to the end.
         kept_until: for each of ``born``, the op of the step before which backward has let go of it; ``NEVER`` if
             no saved tensor needs it.
     """
 
     region: tuple[str, ...]
+    kept: tuple[KeptCall, ...]
     calls: tuple[int, ...]
     dropped: Ints
     held: Ints
-    held_until: int
+    held_until: Ints
+    results: Ints
     before: int
     first_slot: int
     ops: Ints
@@ -50,6 +56,11 @@ class Replay:
     def seconds(self) -> float:
         """Time of the ops that run again."""
         return float(self.index.seconds[self.ops].sum())
+
+    @cached_property
+    def overhead_s(self) -> float:
+        """What the engine takes for it."""
+        return self.index.overhead.of(self)
 
     @cached_property
     def live_bytes(self) -> Ints:
@@ -69,47 +80,51 @@ class Replay:
         return int((self.live_bytes.sum(axis=1) + self.index.workspace[self.ops]).max())
 
 
-def replays_of(index: TraceIndex, paths: tuple[str, ...]) -> list[Replay]:
+def replays_of(index: TraceIndex, paths: tuple[str, ...], kept: tuple[KeptCall, ...] = ()) -> list[Replay]:
     """Every occurrence of a region in the step.
 
     Raises:
-        PlanError: a path that was never called, members that never run one after the other, or a call that
-            cannot be replayed.
+        PlanError: a path that was never called, members that never run one after the other, a call that
+            cannot be replayed, or one that is to be kept and is not there.
     """
+    key = (paths, kept)
+    if key not in index.replays:
+        index.replays[key] = _read_all(index, paths, kept)
+    return index.replays[key]
+
+
+def _read_all(index: TraceIndex, paths: tuple[str, ...], kept: tuple[KeptCall, ...]) -> list[Replay]:
     found = occurrences(index, paths)
     for call in (c for calls in found for c in calls if not index.replayable[c]):
         path = index.trace.calls[call].path
         raise PlanError(f"region {name_of(paths)} cannot be replayed: the call of {path!r} may not run twice; leave it out of the plan")
-    return [_read(index, paths, calls) for calls in found]
+    return [_read(index, paths, calls, kept) for calls in found]
 
 
 def occurrences(index: TraceIndex, paths: tuple[str, ...]) -> list[tuple[int, ...]]:
-    """Groups of calls that are replayed as one: runs of the paths as consecutive siblings, and member calls outside of any run."""
+    """Groups of calls that are replayed as one: runs of the paths one right after the other, and member calls outside of any run."""
     for path in paths:
         if path not in index.calls_of_path:
             raise PlanError(
                 f"the plan has a region {path!r}, but the traced step calls no such module: make a plan from a trace of this step"
             )
-    members = [c for path in paths for c in index.calls_of_path[path]]
-    found = [] if len(paths) == 1 else _runs(index, paths, sorted({int(index.parent[c]) for c in members}))
-    if len(paths) > 1 and not found:
-        raise PlanError(f"region {name_of(paths)}: these modules never run one after the other in one call, so they are no region")
+    found = [run for first in index.calls_of_path[paths[0]] if (run := _run_from(index, first, paths)) is not None]
+    if not found:
+        raise PlanError(f"region {name_of(paths)}: these modules never run one after the other, each on what one before it made")
     in_run = {c for run in found for c in run}
-    return _outermost(index, sorted(found + [(c,) for c in members if c not in in_run]))
+    alone: list[tuple[int, ...]] = [(c,) for path in paths for c in index.calls_of_path[path] if c not in in_run]
+    return _outermost(index, sorted(found + alone))
 
 
-def _runs(index: TraceIndex, paths: tuple[str, ...], parents: list[int]) -> list[tuple[int, ...]]:
-    found = []
-    for parent in parents:
-        siblings = index.children[parent]
-        called = [index.trace.calls[c].path for c in siblings]
-        at = 0
-        while at + len(paths) <= len(siblings):
-            here = tuple(called[at : at + len(paths)]) == paths
-            if here:
-                found.append(tuple(siblings[at : at + len(paths)]))
-            at += len(paths) if here else 1
-    return found
+def _run_from(index: TraceIndex, first: int, paths: tuple[str, ...]) -> tuple[int, ...] | None:
+    """The calls of all paths, one right after the other, from this one on."""
+    run = [first]
+    for path in paths[1:]:
+        following = next((c for c in index.following(run[-1]) if index.trace.calls[c].path == path), None)
+        if following is None or not index.joins(run, following):
+            return None
+        run.append(following)
+    return tuple(run)
 
 
 def _outermost(index: TraceIndex, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -129,21 +144,31 @@ def name_of(paths: tuple[str, ...]) -> str:
     return first if len(paths) == 1 else f"{first} … {last}"
 
 
-def _read(index: TraceIndex, paths: tuple[str, ...], calls: tuple[int, ...]) -> Replay:
-    member_ops = _member_ops(index, calls)
-    slots = _slots_born_inside(index, calls, member_ops)
+def _read(index: TraceIndex, paths: tuple[str, ...], calls: tuple[int, ...], kept: tuple[KeptCall, ...]) -> Replay:
+    keeps = kept_in(index, calls, kept)
+    member_ops = np.setdiff1d(_member_ops(index, calls), skipped_ops(index, keeps), assume_unique=True)
+    inputs = _inputs(index, calls)
+    written = index.written_by(member_ops, inputs)
+    slots = _slots_made_anew(index, calls, member_ops, written)
     before = _first_need(index, slots)
     dropped = _dropped(index, slots, before)
     needed = dropped[index.used[dropped] != NEVER] if before != NEVER else dropped[:0]
-    ops = _ops_to_run(index, member_ops, needed, before)
-    born = index.storages_born_in(ops)
+    last = _last_needed(index, needed, before)
+    ops = member_ops[member_ops < last]
+    born = np.concatenate([index.storages_born_in(ops), index.written_by(ops, written)])
     asked = needed[index.used[needed] == before]
+    inputs = inputs if len(dropped) else ints(())
+    results = ints(s for k in keeps if k.start < last for s in k.outputs)
+    until = int(index.released[dropped].max(initial=0))
     return Replay(
         region=paths,
+        kept=kept,
         calls=calls,
         dropped=dropped,
-        held=_inputs(index, calls) if len(dropped) else ints(()),
-        held_until=int(index.released[dropped].max(initial=0)),
+        held=np.concatenate([inputs, results]),
+        # Results are handed back in the replay: at its end, whatever has not been saved again is gone.
+        held_until=np.repeat(ints((until, before + 1)), (len(inputs), len(results))),
+        results=results,
         before=before,
         first_slot=int(asked.min(initial=len(index.used))),
         ops=ops,
@@ -165,12 +190,12 @@ def _member_ops(index: TraceIndex, calls: tuple[int, ...]) -> Ints:
     return np.concatenate(parts).astype(np.int64)
 
 
-def _slots_born_inside(index: TraceIndex, calls: tuple[int, ...], member_ops: Ints) -> Ints:
-    """Saved tensors of the members that a replay makes anew; all others were there before and are kept."""
+def _slots_made_anew(index: TraceIndex, calls: tuple[int, ...], member_ops: Ints, written: Ints) -> Ints:
+    """Saved tensors of the members that a replay makes anew, or by writing to an input; all others were there before and are kept."""
     slots = np.sort(np.concatenate([index.slots_of_call(call) for call in calls]))
     storages = index.slot_storage[slots]
     fresh = ~index.resident[storages] & np.isin(index.born[storages], member_ops)
-    return ints(slots[fresh])
+    return ints(slots[fresh | np.isin(storages, written)] if len(written) else slots[fresh])
 
 
 def _first_need(index: TraceIndex, slots: Ints) -> int:
@@ -191,9 +216,10 @@ def _dropped(index: TraceIndex, slots: Ints, before: int) -> Ints:
     return ints(slots[(freed <= before) & ((used == NEVER) | (used >= before)) & (index.position[slots] <= before)])
 
 
-def _ops_to_run(index: TraceIndex, member_ops: Ints, needed: Ints, before: int) -> Ints:
-    last = max(index.position[needed].max(initial=0), index.born[index.slot_storage[needed]].max(initial=-1) + 1)
-    return ints(member_ops[member_ops < min(last, before)])
+def _last_needed(index: TraceIndex, needed: Ints, before: int) -> int:
+    """The op at which a replay may end: whatever backward needs has been made and saved by then."""
+    made = index.born[index.slot_storage[needed]].max(initial=-1) + 1
+    return min(int(max(index.position[needed].max(initial=0), made)), before)
 
 
 def _kept_until(index: TraceIndex, born: Ints, needed: Ints) -> Ints:

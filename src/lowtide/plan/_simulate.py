@@ -7,6 +7,7 @@ traced step in order, with each region's replay in the gap before the op that fi
   is kept, or a region that has it among its inputs.
 * A replay allocates again what its ops allocated. What backward still wants of it lives until autograd lets go;
   the rest as long as it naturally does, at most to the end of the replay.
+* What calls made that are kept is held until the replay is over, which does not run them.
 * The workspace of an op is alive while it runs.
 
 Lifetimes are added up as differences at their ends and summed once, so a step of n ops costs O(n).
@@ -78,8 +79,9 @@ class Simulation:
     Attributes:
         peak_bytes: most bytes alive at once.
         peak_moment: the first of ``moments`` at which they are.
-        step_s: time of all ops, replayed ones included.
+        step_s: time of all ops, replayed ones included, without ``overhead_s``.
         replay_s: time of the replayed ops.
+        overhead_s: what the engine takes beside them.
         timeline: the moments as arrays.
     """
 
@@ -87,7 +89,18 @@ class Simulation:
     peak_moment: int
     step_s: float
     replay_s: float
+    overhead_s: float
     timeline: Timeline = field(repr=False, compare=False)
+
+    @property
+    def planned_s(self) -> float:
+        """How long the step takes, with what the engine takes."""
+        return self.step_s + self.overhead_s
+
+    @property
+    def added_s(self) -> float:
+        """How much longer the step takes than without the plan."""
+        return self.replay_s + self.overhead_s
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
@@ -120,14 +133,15 @@ def simulate(trace: StepTrace, plan: Plan | Sequence[PlannedRegion] | None) -> S
 
 def run(index: TraceIndex, regions: Sequence[PlannedRegion]) -> Simulation:
     """``simulate`` for callers that ask again and again about one trace."""
-    replays = [replay for region in regions if _is_replayed(region) for replay in replays_of(index, region.paths)]
+    replays = [replay for region in regions if _is_replayed(region) for replay in replays_of(index, region.paths, region.kept)]
     _refuse_overlap(index, replays)
     ran = sorted((r for r in replays if r.before != NEVER), key=lambda r: (r.before, r.first_slot))
     timeline = _merge(index, _live_in_step(index, replays), _live_in_replays(index, replays, ran), ran)
     total = timeline.live_bytes.sum(axis=1)
     replay_s = sum((r.seconds for r in ran), start=0.0)
+    overhead_s = sum((r.overhead_s for r in replays), start=0.0)
     peak = int(total.argmax()) if len(total) else 0
-    return Simulation(int(total.max(initial=0)), peak, float(index.seconds.sum()) + replay_s, replay_s, timeline)
+    return Simulation(int(total.max(initial=0)), peak, float(index.seconds.sum()) + replay_s, replay_s, overhead_s, timeline)
 
 
 def _is_replayed(region: PlannedRegion) -> bool:

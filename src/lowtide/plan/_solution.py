@@ -21,13 +21,29 @@ OPTIMAL = "optimal"
 FEASIBLE = "feasible"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class KeptCall:
+    """A call of a torch function inside a region whose results are kept, so that a replay does not run it.
+
+    Attributes:
+        module: path of the innermost module around the call.
+        function: its qualified name, ``torch.nn.functional.softmax``.
+        index: calls of the same function before it in the call of the region's member.
+    """
+
+    module: str
+    function: str
+    index: int
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedRegion:
     """One region of a plan and what becomes of its saved tensors.
 
     Attributes:
-        paths: of the module, or of several consecutive sibling modules that are replayed as one.
+        paths: of the module, or of several modules that are called one right after the other and are replayed as one.
         decision: the decision covers every call of these modules.
+        kept: calls in it whose results are kept all the same.
 
     Raises:
         PlanError: no path, or one path twice.
@@ -35,6 +51,7 @@ class PlannedRegion:
 
     paths: tuple[str, ...]
     decision: Decision = Decision.RECOMPUTE
+    kept: tuple[KeptCall, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.paths:
@@ -51,7 +68,8 @@ class Plan:
         regions: none inside another.
         fingerprint: of the model's structure; the plan is for models that have the same.
         budget_bytes: the peak that was allowed.
-        predicted_peak_bytes, predicted_step_s, predicted_replay_s: by ``simulate`` on the trace it was made from.
+        predicted_peak_bytes, predicted_step_s: by ``simulate`` on the trace it was made from.
+        predicted_replay_s: what replays add to the step, what the engine takes for them included.
         solver: name of what found it.
         status: ``"optimal"`` when it was proved that no faster plan fits the budget, ``"feasible"`` otherwise.
         gap: how much faster a plan could be at most, as a share of ``predicted_replay_s``; ``None`` if unknown.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from lowtide.policy._order import own_class
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -23,7 +25,7 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     for path, module in model.named_modules(remove_duplicate=False):
-        digest.update(f"{path}:{type(module).__qualname__}\n".encode())
+        digest.update(f"{path}:{own_class(module).__qualname__}\n".encode())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
     return digest.hexdigest()

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from lowtide.records._records import StepTrace
 
 FORMAT = "lowtide.trace"
-VERSION = 1
+VERSION = 2
+_WITHOUT_FUNCTIONS = 1
+"""The version before calls of functions were recorded."""
 
 _HEADER: dict[str, type] = {"fingerprint": str, "device": str, "torch_version": str, "fake": bool, "timing": str}
 
@@ -45,7 +47,7 @@ class _Column:
 
 
 def _tables() -> dict[str, tuple[type, dict[str, _Column]]]:
-    from lowtide.records._records import Call, Category, Op, Phase, SavedTensor, Storage
+    from lowtide.records._records import Call, Category, FunctionCall, Op, Phase, SavedTensor, Storage
 
     text, count, flag = _Column("text", "texts"), _Column("count"), _Column("flag")
     moment, storage, storages = _Column("count", "ops_end"), _Column("count", "storages"), _Column("counts", "storages")
@@ -58,7 +60,14 @@ def _tables() -> dict[str, tuple[type, dict[str, _Column]]]:
     saved |= {"released": moment, "node": text, "dtype": text, "shape": _Column("counts"), "shared": flag}
     calls = {"path": text, "type": text, "parent": call, "start": moment, "end": moment, "inputs": storages, "outputs": storages}
     calls |= {"replayable": flag}
-    return {"ops": (Op, op), "storages": (Storage, stored), "saved": (SavedTensor, saved), "calls": (Call, calls)}
+    functions = {"function": text, "call": _Column("count", "calls"), "start": moment, "end": moment, "outputs": storages}
+    return {
+        "ops": (Op, op),
+        "storages": (Storage, stored),
+        "saved": (SavedTensor, saved),
+        "calls": (Call, calls),
+        "functions": (FunctionCall, functions),
+    }
 
 
 def encode(trace: StepTrace) -> str:
@@ -101,6 +110,8 @@ def decode(text: str) -> StepTrace:
     data = _parse(text)
     _check_header(data)
     tables = _tables()
+    if data["version"] == _WITHOUT_FUNCTIONS:
+        del tables["functions"]
     _check_names("the trace", data, ("format", "version", *_HEADER, "texts", *tables))
     header = {name: _of_type(name, data[name], kind) for name, kind in _HEADER.items()}
     reader = _Reader(_texts(data["texts"]), {name: _size(name, data[name], columns) for name, (_, columns) in tables.items()})
@@ -122,9 +133,9 @@ def _check_header(data: Mapping[str, Any]) -> None:
     if data.get("format") != FORMAT:
         raise TraceError(f'this is not a trace: its "format" is {_shown(data.get("format"))}, {FORMAT!r} was required')
     version = data.get("version")
-    if version != VERSION or isinstance(version, bool):
+    if version not in (_WITHOUT_FUNCTIONS, VERSION) or isinstance(version, bool):
         raise TraceError(
-            f"the trace has version {_shown(version)}, this lowtide reads version {VERSION}: "
+            f"the trace has version {_shown(version)}, this lowtide reads versions {_WITHOUT_FUNCTIONS} to {VERSION}: "
             "trace the step again, or use the lowtide that wrote it"
         )
 

@@ -56,7 +56,7 @@ class Op:
         call: index into ``StepTrace.calls`` of the innermost module call it ran in; ``None`` outside. For an op of
             backward, the call of its ``origin``.
         source: the user's line, ``file.py:12``; empty when there is none. For an op of backward, that of its ``origin``.
-        seconds: time of the kernel, measured or by a cost model (``StepTrace.timing``).
+        seconds: time of the kernel, by a cost model or measured (``StepTrace.timing``): then the median of all of its kind and shapes.
         workspace_bytes: bytes alive only while it ran, beyond what it returned.
         random: it drew from a random generator.
         reads, writes: storages it read, and storages it changed in place.
@@ -154,6 +154,24 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """One call of a torch function in a module's forward: a region may keep its results, and then a replay does not run it.
+
+    Attributes:
+        function: its qualified name, ``torch.nn.functional.softmax``.
+        call: index of the innermost module call around it.
+        start, end: it ran the ops ``start <= i < end``.
+        outputs: storages of its results.
+    """
+
+    function: str
+    call: int
+    start: int
+    end: int
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepTrace:
     """The record of one step.
 
@@ -165,6 +183,7 @@ class StepTrace:
         torch_version: of the torch that ran the step; empty if unknown.
         fake: it was recorded under fake tensors: nothing was computed.
         timing: where the times of the ops come from: ``measured``, or the name of a GPU whose cost model gave them.
+        functions: calls of torch functions, in order; none in traces that older versions wrote.
     """
 
     ops: tuple[Op, ...]
@@ -176,6 +195,7 @@ class StepTrace:
     torch_version: str = ""
     fake: bool = False
     timing: str = MEASURED
+    functions: tuple[FunctionCall, ...] = ()
 
     def to_json(self) -> str:
         """Write as JSON with a version: columns and one table of texts, some 100 bytes an op."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from lowtide.report._charts import Mark, tradeoff_figure
+from lowtide.report._charts import tradeoff_figure
 from lowtide.report._figures import Subject
+from lowtide.report._marks import bench_marks
 from lowtide.report._page import Section, page
 from lowtide.report._palette import GRID, INK, MUTED, REPLAY
 from lowtide.report._sections import code, figure_html, number, size, table
@@ -32,7 +33,7 @@ class BenchRow:
     Attributes:
         policy: as it was asked for.
         regions: how many it replays.
-        predicted_peak_bytes: by the simulation.
+        predicted_peak_bytes: by the simulation; ``None`` where it does not know what the policy keeps.
         measured: its step.
         time_ratio: its step time over that of the plain step, timed in turns.
         peak_ratio: its measured peak over that of the plain step.
@@ -40,7 +41,7 @@ class BenchRow:
 
     policy: str
     regions: int
-    predicted_peak_bytes: int
+    predicted_peak_bytes: int | None
     measured: Measurement
     time_ratio: float
     peak_ratio: float
@@ -59,7 +60,8 @@ def bench_table(rows: tuple[BenchRow, ...], subject: Subject) -> Table:
 def _texts(row: BenchRow) -> list[str]:
     m = row.measured
     time = f"{format_seconds(m.step_s)} ± {m.spread_s / 2 / m.step_s:.0%}"
-    sizes = [format_bytes(row.predicted_peak_bytes), format_bytes(m.peak_bytes), f"{row.peak_ratio:.1%}"]
+    predicted = "–" if row.predicted_peak_bytes is None else format_bytes(row.predicted_peak_bytes)
+    sizes = [predicted, format_bytes(m.peak_bytes), f"{row.peak_ratio:.1%}"]
     return [*sizes, time, f"{row.time_ratio:.3f}", f"{m.replay_share:.1%}"]
 
 
@@ -93,8 +95,7 @@ def bench_page(rows: tuple[BenchRow, ...], subject: Subject) -> str:
     """The rows as a page with the plot."""
     from plotly.offline import get_plotlyjs
 
-    marks = tuple(Mark(r.policy, r.measured.peak_bytes, r.measured.step_s, f"{r.time_ratio:.3f} × the plain step") for r in rows)
-    plot = f'<div class="plot half">{figure_html(tradeoff_figure(marks, joined=False), "bench")}</div>'
+    plot = f'<div class="plot half">{figure_html(tradeoff_figure(bench_marks(rows), joined=False), "bench")}</div>'
     headings = [
         ("policy", False),
         ("regions", True),
@@ -105,7 +106,7 @@ def bench_page(rows: tuple[BenchRow, ...], subject: Subject) -> str:
         ("×", True),
     ]
     body = [
-        f"<tr>{code(r.policy)}{number(str(r.regions), r.regions)}{size(r.predicted_peak_bytes)}{size(r.measured.peak_bytes)}"
+        f"<tr>{code(r.policy)}{number(str(r.regions), r.regions)}{_predicted(r)}{size(r.measured.peak_bytes)}"
         f"{number(f'{r.peak_ratio:.1%}', r.peak_ratio)}{number(format_seconds(r.measured.step_s), r.measured.step_s)}"
         f"{number(f'{r.time_ratio:.3f}', r.time_ratio)}</tr>"
         for r in rows
@@ -114,6 +115,10 @@ def bench_page(rows: tuple[BenchRow, ...], subject: Subject) -> str:
     section = Section("Time against memory", plot + table("policies", headings, body, sortable=True), note)
     lead = f"{len(rows)} ways to run one training step."
     return page(f"{subject.title}: policies measured", lead, (section,), scripts=(get_plotlyjs(),))
+
+
+def _predicted(row: BenchRow) -> str:
+    return '<td class="n" data-v="0">–</td>' if row.predicted_peak_bytes is None else size(row.predicted_peak_bytes)
 
 
 def bench_svg(rows: tuple[BenchRow, ...], subject: Subject) -> str:

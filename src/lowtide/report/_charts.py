@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from lowtide.records import StepTrace
+from lowtide.report._marks import Mark
 from lowtide.report._palette import CATEGORY_COLOURS, FONT, GRID, INK, MUTED, REPLAY
 from lowtide.report._schedule import LANES, schedule
 from lowtide.units import format_bytes, format_seconds
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _MOST_OWNERS = 600
 _ALL = "peak"
 _OTHERS = "(smaller ones)"
-_LANE_COLOURS = {"forward": "#4fa3a5", "replay": REPLAY, "backward": "#3d4f6b", "optimizer": "#e8b04b"}
+LANE_COLOURS = {"forward": "#4fa3a5", "replay": REPLAY, "backward": "#3d4f6b", "optimizer": "#e8b04b"}
 _LAYOUT = {
     "template": "plotly_white",
     "font": {"family": FONT, "size": 13, "color": INK},
@@ -28,26 +29,6 @@ _LAYOUT = {
     "hoverlabel": {"bgcolor": "rgba(255,255,255,0.95)", "bordercolor": GRID, "font": {"size": 12, "color": INK}, "namelength": -1},
     "autosize": True,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """One way to run a step, in a chart of time against memory.
-
-    Attributes:
-        name: what it is.
-        peak_bytes, step_s: where it lies.
-        text: shown when pointed at, beside both.
-        chosen: it is what was decided.
-        named: its name is written beside it.
-    """
-
-    name: str
-    peak_bytes: int
-    step_s: float
-    text: str = ""
-    chosen: bool = False
-    named: bool = True
 
 
 def treemap_figure(peak: Peak) -> Any:
@@ -73,7 +54,8 @@ def treemap_figure(peak: Peak) -> Any:
             hovertemplate="<b>%{customdata}</b><br>%{text}, %{percentRoot:.1%} of the peak<extra></extra>",
             tiling={"pad": 1},
         ),
-        layout={**_LAYOUT, "margin": {"l": 0, "r": 0, "t": 24, "b": 0}},
+        # A name that is too small to be read is left to the hover.
+        layout={**_LAYOUT, "margin": {"l": 0, "r": 0, "t": 24, "b": 0}, "uniformtext": {"minsize": 9, "mode": "hide"}},
     )
 
 
@@ -120,27 +102,31 @@ def tradeoff_figure(marks: tuple[Mark, ...], *, joined: bool = True) -> Any:
     """Time of a step against its peak; the chosen way is marked."""
     import plotly.graph_objects as go
 
-    size, unit = _byte_unit(max(mark.peak_bytes for mark in marks))
-    second, time = _time_unit(max(mark.step_s for mark in marks))
+    size, unit = byte_unit(max(mark.peak_bytes for mark in marks))
+    second, time = time_unit(max(mark.step_s for mark in marks))
     figure = go.Figure(layout=_LAYOUT)
+    most = max(mark.peak_bytes for mark in marks)
     for chosen in (False, True):
         of_kind = sorted((m for m in marks if m.chosen == chosen), key=lambda m: m.peak_bytes)
         figure.add_trace(_marks(of_kind, size, second, chosen=chosen, joined=joined))
+        # A name at the right edge would be cut off there.
+        figure.data[-1].textposition = ["bottom left" if mark.peak_bytes > 0.8 * most else "bottom center" for mark in of_kind]
+    # Where the axes meet each has a label: unseen ticks keep them apart.
+    figure.update_xaxes(ticks="outside", ticklen=8, tickcolor="rgba(0, 0, 0, 0)")
     figure.update_xaxes(title="peak", ticksuffix=f" {unit}", gridcolor=GRID, rangemode="tozero", zeroline=False, automargin=True)
-    figure.update_yaxes(title="step time", ticksuffix=f" {time}", gridcolor=GRID, zeroline=False, automargin=True)
+    figure.update_yaxes(title="step time", ticksuffix=f" {time}", gridcolor=GRID, rangemode="tozero", zeroline=False, automargin=True)
     return figure
 
 
 def _marks(marks: list[Mark], size: int, second: float, *, chosen: bool, joined: bool) -> Any:
     import plotly.graph_objects as go
 
-    look = {"symbol": "star", "size": 18, "color": REPLAY} if chosen else {"size": 11, "color": _LANE_COLOURS["forward"]}
+    look = {"symbol": "star", "size": 18, "color": REPLAY} if chosen else {"size": 11, "color": LANE_COLOURS["forward"]}
     texts = [f"<b>{escape(m.name)}</b><br>{format_bytes(m.peak_bytes)}, {format_seconds(m.step_s)}<br>{escape(m.text)}" for m in marks]
     return go.Scatter(
         x=[m.peak_bytes / size for m in marks],
         y=[m.step_s / second for m in marks],
         text=[escape(m.name) if m.named else "" for m in marks],
-        textposition="bottom center",
         customdata=texts,
         mode="markers+text" if chosen or not joined else "lines+markers+text",
         line={"color": MUTED, "width": 1, "dash": "dot"},
@@ -154,7 +140,7 @@ def schedule_figure(sides: dict[str, Simulation], trace: StepTrace) -> Any:
     """Forward, replays, backward and the optimizer as bars over time, one panel a side."""
     from plotly.subplots import make_subplots
 
-    second, unit = _time_unit(max(side.step_s for side in sides.values()))
+    second, unit = time_unit(max(side.step_s for side in sides.values()))
     spacing = {"shared_xaxes": True, "vertical_spacing": 0.16} if len(sides) > 1 else {}
     titles = [f"{name} · {format_seconds(side.step_s)}" for name, side in sides.items()]
     figure = make_subplots(rows=len(sides), cols=1, subplot_titles=titles, **spacing)
@@ -179,16 +165,18 @@ def _lane(side: Simulation, trace: StepTrace, lane: str, second: float) -> Any:
         customdata=[f"<b>{escape(s.name)}</b><br>{lane}, {format_seconds(s.end_s - s.start_s)}" for s in stretches],
         orientation="h",
         name=lane,
-        marker={"color": _LANE_COLOURS[lane], "line": {"color": "white", "width": 0.5 if len(stretches) < 300 else 0}},
+        marker={"color": LANE_COLOURS[lane], "line": {"color": "white", "width": 0.5 if len(stretches) < 300 else 0}},
         hovertemplate="%{customdata}<extra></extra>",
     )
 
 
-def _byte_unit(most: float) -> tuple[int, str]:
+def byte_unit(most: float) -> tuple[int, str]:
+    """The unit in which a chart counts bytes."""
     units = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
     return next((unit for unit in units if most >= unit[0]), (1, "B"))
 
 
-def _time_unit(most_s: float) -> tuple[float, str]:
+def time_unit(most_s: float) -> tuple[float, str]:
+    """The unit in which a chart counts time."""
     units = ((1.0, "s"), (1e-3, "ms"))
     return next((unit for unit in units if most_s >= 2 * unit[0]), (1e-6, "µs"))

@@ -14,6 +14,7 @@ from lowtide.units import format_bytes, format_seconds
 BITWISE_EQUAL = "bitwise equal"
 DIFFERENT = "DIFFERENT"
 """Stands where two things that had to be equal are not."""
+DOES_NOT_FIT = "does not fit"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def headline(fit: Fitted) -> str:
     peak, budget = format_bytes(fit.planned.peak_bytes), format_bytes(fit.budget_bytes)
     inside = "within" if fit.planned.peak_bytes <= fit.budget_bytes else "over"
     share = fit.planned.peak_bytes / fit.plain.peak_bytes
-    return f"A peak of {peak}, {inside} the budget of {budget}: {share:.0%} of the memory at {fit.step_ratio:.2f} × the step time."
+    time = f"at {fit.step_ratio:.2f} × the step time" if fit.plain_fits else "for a step that does not fit without the plan"
+    return f"A peak of {peak}, {inside} the budget of {budget}: {share:.0%} of the memory {time}."
 
 
 def _bits(values: tuple[float, ...]) -> bytes:
@@ -99,13 +101,20 @@ def _peaks(fit: Fitted) -> tuple[Figure, ...]:
         Figure("budget", "", format_bytes(fit.budget_bytes), f"{fit.budget_bytes / traced:.1%} of traced"),
         Figure("peak traced", format_bytes(traced), ""),
         Figure("peak predicted", "", format_bytes(predicted), f"{predicted / traced:.1%}"),
-        Figure("peak measured", format_bytes(plain), format_bytes(planned), f"{planned / plain:.1%}"),
-        Figure("measured differs by", f"{plain / traced - 1:+.2%}", f"{planned / predicted - 1:+.2%}"),
+        Figure("peak measured", format_bytes(plain) if fit.plain_fits else DOES_NOT_FIT, format_bytes(planned), f"{planned / plain:.1%}"),
+        Figure("measured differs by", f"{plain / traced - 1:+.2%}" if fit.plain_fits else "", f"{planned / predicted - 1:+.2%}"),
     )
 
 
 def _times(fit: Fitted, tokens: int | None) -> tuple[Figure | None, ...]:
     plain, planned = fit.plain, fit.planned
+    if not fit.plain_fits:  # it ran with its saved tensors kept away, which says nothing of its time
+        speed = f"{tokens / planned.step_s:,.0f}" if tokens else ""
+        return (
+            Figure("step time", DOES_NOT_FIT, _time(planned.step_s, planned.spread_s)),
+            Figure("tokens per second", "", speed) if tokens else None,
+            Figure("replayed share", "", f"{planned.replay_s / planned.step_s:.1%}"),
+        )
     speed, planned_speed = (f"{tokens / side.step_s:,.0f}" if tokens else "" for side in (plain, planned))
     return (
         Figure("step time", _time(plain.step_s, plain.spread_s), _time(planned.step_s, planned.spread_s), f"{fit.step_ratio:.3f} ×"),

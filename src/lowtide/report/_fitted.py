@@ -52,3 +52,7 @@ class Fitted(Protocol):
     @property
     def verification(self) -> Verification:
         """Gradients with the plan against gradients without."""
+
+    @property
+    def plain_fits(self) -> bool:
+        """Whether the device has room for the step without the plan, so that its peak and time were measured."""

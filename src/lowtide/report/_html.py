@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from lowtide.explain import peak, saved_table
 from lowtide.plan import simulate
 from lowtide.records import Decision
-from lowtide.report._charts import Mark
-from lowtide.report._figures import Figure, Subject, figures, gradient_verdict, headline
+from lowtide.report._figures import DOES_NOT_FIT, Figure, Subject, figures, gradient_verdict, headline
 from lowtide.report._fitted import Fitted
+from lowtide.report._marks import chosen_mark
 from lowtide.report._page import Section, page
 from lowtide.report._regions import RegionRow, decided
 from lowtide.report._sections import (
@@ -49,7 +49,7 @@ def fit_page(fit: Fitted, subject: Subject, explanation: Explanation | None = No
         _figures_section(fit, subject),
         timeline_section(sides, fit.trace, fit.budget_bytes),
         _regions_section(decided(fit.trace, fit.plan, fit.after)),
-        *([frontier_section(explanation.frontier, _chosen(fit))] if explanation else []),
+        *([frontier_section(explanation.frontier, chosen_mark(fit))] if explanation else []),
         schedule_section(sides, fit.trace),
         *_explaining(fit.trace, explanation),
     )
@@ -100,11 +100,6 @@ def _explaining(trace: StepTrace, explanation: Explanation | None, *, advised: b
     return found
 
 
-def _chosen(fit: Fitted) -> Mark:
-    text = f"budget {format_bytes(fit.budget_bytes)}, {len(fit.plan.regions)} regions replayed"
-    return Mark("this plan", fit.after.peak_bytes, fit.after.step_s, text, chosen=True)
-
-
 def _figures_section(fit: Fitted, subject: Subject) -> Section:
     rows = [_figure_row(row) for row in figures(fit, subject)]
     headings = [("", False), ("without the plan", True), ("with the plan", True), ("", True)]
@@ -120,15 +115,17 @@ def _cards(fit: Fitted) -> str:
     over = fit.planned.peak_bytes > fit.budget_bytes
     cards = (
         _card(format_bytes(fit.planned.peak_bytes), "measured peak with the plan", bad=over),
-        _card(format_bytes(fit.plain.peak_bytes), "measured peak without"),
+        _card(format_bytes(fit.plain.peak_bytes), f"{'measured' if fit.plain_fits else 'traced'} peak without"),
         _card(f"{saved:.0%}", "less memory"),
-        _card(f"{fit.step_ratio - 1:+.1%}", "step time"),
+        _card(f"{fit.step_ratio - 1:+.1%}" if fit.plain_fits else DOES_NOT_FIT, "step time" if fit.plain_fits else "without the plan"),
         _card(gradient_verdict(fit), "gradients", bad=not fit.verification.equal),
     )
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
 def _card(value: str, caption: str, *, bad: bool = False) -> str:
+    # A number and its unit stay on one line.
+    value = value.replace(" ", "\N{NO-BREAK SPACE}") if value[0].isdigit() else value
     return f'<div class="card{" bad" if bad else ""}"><b>{escape(value)}</b><span>{escape(caption)}</span></div>'
 
 

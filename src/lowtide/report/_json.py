@@ -24,7 +24,7 @@ def report_dict(fit: Fitted, subject: Subject) -> dict[str, Any]:
     Returns:
         ``format`` and ``version``; ``target``, ``device``, ``fingerprint``; ``budget_bytes``;
         ``plain`` and ``planned``, each with ``predicted_peak_bytes``, ``measured_peak_bytes``, ``predicted_step_s``,
-        ``step_s``, ``spread_s``, ``replay_s``, ``steps`` and ``tokens_per_s``; ``step_ratio``;
+        ``step_s``, ``spread_s``, ``replay_s``, ``steps`` and ``tokens_per_s``; ``step_ratio``; ``plain_fits``;
         ``gradients`` (``compared``, ``equal``, ``repeatable``, ``summary``); ``losses`` or null;
         ``regions``, one entry a row of the table of decisions.
     """
@@ -38,6 +38,7 @@ def report_dict(fit: Fitted, subject: Subject) -> dict[str, Any]:
         "plain": _side(fit.plain, fit.before, subject.tokens),
         "planned": _side(fit.planned, fit.after, subject.tokens),
         "step_ratio": fit.step_ratio,
+        "plain_fits": fit.plain_fits,
         "gradients": _gradients(fit.verification),
         "losses": _losses(subject.losses),
         "regions": _regions(fit),

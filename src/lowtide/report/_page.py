@@ -55,6 +55,11 @@ def _section(section: Section) -> str:
 
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+# Where a table is wider than the window, its hidden side lies in a shadow, which the white ends of the table cover.
+_SHADOW = (
+    "linear-gradient(to right, #fff 24px, transparent 48px) local, linear-gradient(to left, #fff 24px, transparent 48px) local, "
+    "linear-gradient(to right, rgba(31, 41, 55, .16), transparent 14px), linear-gradient(to left, rgba(31, 41, 55, .16), transparent 14px)"
+)
 _STYLE = f"""
 :root {{ color-scheme: light; }}
 * {{ box-sizing: border-box; }}
@@ -80,12 +85,12 @@ th[aria-sort=descending]::after {{ content: " ▼"; }}
 .legend i {{ display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 7px; vertical-align: -1px; }}
 .cards {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 0 0 20px; }}
 .card {{ border: 1px solid {GRID}; border-radius: 10px; padding: 12px 14px; background: #fbfcfd; }}
-.card b {{ display: block; font-size: 22px; font-weight: 650; line-height: 1.25; font-variant-numeric: tabular-nums; }}
+.card b {{ display: block; font-size: clamp(18px, 2.1vw, 22px); font-weight: 650; line-height: 1.25; font-variant-numeric: tabular-nums; }}
 .card span {{ color: {MUTED}; font-size: 13px; }}
-.scroll {{ overflow: auto; max-height: 70vh; margin: 0 -4px; }}
+.scroll {{ overflow: auto; max-height: 70vh; margin: 0 -4px; background: {_SHADOW}; }}
 table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
 th, td {{ text-align: left; padding: 7px 10px; border-bottom: 1px solid {GRID}; vertical-align: top; }}
-th {{ position: sticky; top: 0; background: #fff; font-weight: 600; color: {MUTED}; font-size: 13px; }}
+th {{ position: sticky; top: 0; background: #fff; z-index: 1; font-weight: 600; color: {MUTED}; font-size: 13px; }}
 td.n, th.n {{ text-align: right; white-space: nowrap; }}
 tr:last-child td {{ border-bottom: 0; }}
 td code {{ font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: break-word; }}
@@ -98,6 +103,9 @@ td code {{ font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospa
 @media (max-width: 640px) {{
   body {{ font-size: 14px; }}
   th, td {{ padding: 6px; }}
+  th.n {{ white-space: normal; }}
+  #figures td, #figures th {{ font-size: 12.5px; padding: 6px 3px; }}
+  #figures td:last-child {{ white-space: normal; }}
   .cards {{ grid-template-columns: repeat(auto-fit, minmax(120px, 1fr)); gap: 8px; }}
   .card {{ padding: 9px 10px; }}
   .card b {{ font-size: 18px; }}

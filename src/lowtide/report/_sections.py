@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from lowtide.report._charts import Mark, schedule_figure, tradeoff_figure, treemap_figure
+from lowtide.report._charts import schedule_figure, tradeoff_figure, treemap_figure
+from lowtide.report._marks import Mark, frontier_marks
 from lowtide.report._page import Section
 from lowtide.report._palette import CATEGORY_COLOURS, REPLAY_SHADE
 from lowtide.report._plot import timeline_figure
-from lowtide.report._timeline import STACK_ORDER, region_name
+from lowtide.report._timeline import STACK_ORDER
 from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -66,12 +67,13 @@ def timeline_section(sides: dict[str, Simulation], trace: StepTrace, budget_byte
         "Point at a moment to see the op that ran then and where it was called; drag to zoom, double-click to go back."
     )
     look = "plot" if len(sides) > 1 else "plot half"
-    return Section("Timeline", f'{_legend()}<div class="{look}">{plot}</div>', note)
+    return Section("Timeline", f'{_legend(replays=len(sides) > 1)}<div class="{look}">{plot}</div>', note)
 
 
-def _legend() -> str:
+def _legend(*, replays: bool) -> str:
     """In HTML rather than in the plot, so that it wraps on a narrow screen."""
-    swatches = (*((CATEGORY_COLOURS[category], category.value) for category in STACK_ORDER), (REPLAY_SHADE, "replay"))
+    swatches = [(CATEGORY_COLOURS[category], category.value) for category in STACK_ORDER]
+    swatches += [(REPLAY_SHADE, "replay")] if replays else []
     items = "".join(f'<li><i style="background:{colour}"></i>{escape(name)}</li>' for colour, name in swatches)
     return f'<ul class="legend">{items}</ul>'
 
@@ -176,17 +178,7 @@ def _sentence(text: str) -> str:
 
 def frontier_section(points: tuple[FrontierPoint, ...], chosen: Mark | None = None) -> Section:
     """The fastest plans for a handful of budgets, with the plan that was chosen."""
-    marks = [Mark(_point_name(p), p.peak_bytes, p.step_s, _point_text(p), named=not p.regions) for p in points]
-    figure = tradeoff_figure((*marks, *([chosen] if chosen else [])))
+    figure = tradeoff_figure((*frontier_marks(points), *([chosen] if chosen else [])))
     star = " The star is the plan that was chosen." if chosen else ""
     note = f"The fastest plan that was found for each of a handful of budgets, as predicted.{star}"
     return Section("Time against memory", f'<div class="plot half">{figure_html(figure, "frontier")}</div>', note)
-
-
-def _point_name(point: FrontierPoint) -> str:
-    return "nothing replayed" if not point.regions else f"{len(point.regions)} region{'s' if len(point.regions) > 1 else ''} replayed"
-
-
-def _point_text(point: FrontierPoint) -> str:
-    names = ", ".join(region_name(region.paths) for region in point.regions[:4])
-    return names + (", …" if len(point.regions) > 4 else "")

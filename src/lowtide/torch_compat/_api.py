@@ -8,14 +8,22 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.utils.checkpoint import noop_context_fn
 
 from lowtide import _torch_private
+from lowtide.torch_compat._reentrant import run_reentrant
 from lowtide.torch_compat._region import Call, ContextFn, forward, run
 
+# Inside torch.compile the compiler chooses what is run again. It knows PyTorch's own function, and of its options only those passed.
+_theirs = torch.utils.checkpoint.checkpoint
+_USUAL = (
+    *(("use_reentrant", None), ("preserve_rng_state", True), ("context_fn", noop_context_fn)),
+    *(("determinism_check", "default"), ("debug", False), ("early_stop", True)),
+)
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+
 def checkpoint(
     function: Callable[..., Any] | None = None,
     *args: Any,
@@ -50,6 +58,15 @@ def checkpoint(
         ValueError: options that exclude each other, or keywords for the reentrant form.
         CheckpointError: in backward, when a replay does not match.
     """
+    if torch.compiler.is_compiling():
+        options: tuple[Any, ...] = (use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop)
+        given = {name: value for (name, usual), value in zip(_USUAL, options, strict=True) if value is not usual}
+        from lowtide.engine._compiled import graph_or_python
+
+        return graph_or_python(
+            lambda: _theirs(function, *args, **given, **kwargs),
+            lambda: checkpoint(function, *args, **given, **kwargs),
+        )
     respects = kwargs.pop("respect_saved_tensors_hooks", None) if _torch_private.MODES_RESPECT_HOOKS else None
     asked = Call(preserve_rng_state, context_fn, determinism_check, debug, early_stop, respects)
     if function is None:
@@ -105,7 +122,8 @@ def checkpoint_sequential(
         use_reentrant = True
     preserve = kwargs.pop("preserve_rng_state", True)
     _refuse_keywords(kwargs)
-    parts = list(functions.children()) if isinstance(functions, nn.Sequential) else list(functions)
+    # Not its children, which PyTorch takes: those leave out a module's second use.
+    parts: list[Callable[..., Any]] = list(functions)
     length = len(parts) // segments
     last = length * (segments - 1)
     value = input
@@ -134,49 +152,6 @@ def _warn_of_default(name: str, stacklevel: int) -> None:
 def _refuse_keywords(kwargs: dict[str, Any]) -> None:
     if kwargs:
         raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
-
-
-def run_reentrant(function: Callable[..., Any], args: tuple[Any, ...], preserve_rng_state: bool) -> Any:
-    """Run a region with the contract of PyTorch's reentrant form: its backward gives all gradients or none."""
-    result = run(function, args, {}, Call(preserve_rng_state, give_once=False))
-    if not (torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)):
-        return result
-    outputs = result if isinstance(result, tuple) else (result,)
-    nodes = {o.grad_fn for o in outputs if isinstance(o, torch.Tensor) and o.grad_fn is not None}
-    for node in nodes:
-        node.register_prehook(_refuse_some_gradients)
-    if nodes or any(o.requires_grad for o in outputs if isinstance(o, torch.Tensor)):
-        return result
-    refused = tuple(_refuse_backward(o) for o in outputs)
-    return refused if isinstance(result, tuple) else refused[0]
-
-
-def _refuse_some_gradients(_grads: tuple[torch.Tensor, ...]) -> None:
-    if not _torch_private.backward_takes_all_gradients():
-        raise RuntimeError(
-            "When use_reentrant=True, torch.utils.checkpoint is incompatible with .grad() and with an `inputs` parameter of .backward(): "
-            "set use_reentrant=False, or call .backward() without `inputs`"
-        )
-
-
-class _NoGradient(torch.autograd.Function):
-    """Stands for an output that needs no gradient where PyTorch's reentrant form claims that it does."""
-
-    @staticmethod
-    def forward(_ctx: Any, output: torch.Tensor, _anchor: torch.Tensor) -> torch.Tensor:
-        return output.clone()
-
-    @staticmethod
-    def backward(_ctx: Any, *_grads: torch.Tensor) -> None:
-        raise RuntimeError("none of output has requires_grad=True, this checkpoint() is not necessary")
-
-
-def _refuse_backward(output: Any) -> Any:
-    if not isinstance(output, torch.Tensor) or not (output.is_floating_point() or output.is_complex()):
-        return output
-    return _NoGradient.apply(  # type: ignore[no-untyped-call]
-        output, torch.empty(0, device=output.device, requires_grad=True)
-    )
 
 
 class CheckpointFunction(torch.autograd.Function):

@@ -161,8 +161,10 @@ class StrictFrame(Frame):
                 self.replay(self)
         except StopReplay:
             pass
-        except BaseException:
+        except BaseException as error:
             self.release(run)
+            if isinstance(error, RuntimeError) and _torch_private.is_write_to_leaf(error):
+                raise _messages.wrote_to_input() from error
             raise
         finally:
             self._fetched = {}
@@ -255,10 +257,10 @@ class _Refill:
             self._put(frame, position, tensor)
         elif self._stop is None:
             frame.surplus()
-        if self._stop is not None and position >= self._stop:
+        if self._stop is not None and position >= self._stop and not self.stopped:
             self.stopped = True
             if not self._to_end:
-                raise StopReplay
+                raise StopReplay  # once: code that catches everything goes on to its end
         return tensor
 
     def _put(self, frame: StrictFrame, position: int, tensor: torch.Tensor) -> None:

@@ -56,6 +56,14 @@ def unpacked_twice(*, in_group: bool) -> CompatMismatchError:
     )
 
 
+def wrote_to_input() -> CompatMismatchError:
+    """The replay wrote in place to an input, as the forward had not."""
+    return CompatMismatchError(
+        "torch.utils.checkpoint: the recomputation wrote in place to an input of the checkpointed function, which the forward had not "
+        f"done.\n{checkpoint_advice()}"
+    )
+
+
 def suppressed_exception() -> RuntimeError:
     """The context of the forward swallowed what the function raised."""
     return RuntimeError(

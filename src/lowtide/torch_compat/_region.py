@@ -7,6 +7,7 @@ Python values are not put back for a replay: that is what PyTorch's users count 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,14 +21,17 @@ from lowtide import _torch_private
 from lowtide.engine import is_replaying
 from lowtide.engine._audit import Audit
 from lowtide.engine._call import Call as EngineCall
+from lowtide.engine._call import NotInitializedError
 from lowtide.engine._checkpoint import _module_of as module_of
 from lowtide.engine._checkpoint import _name_of as name_of
 from lowtide.engine._guards._random import take_random
 from lowtide.engine._learning import Before
+from lowtide.engine._observers import switch, tell_entered, tell_entering, tell_left, tell_replayed
 from lowtide.engine._options import Options
 from lowtide.engine._profile import profile_of
 from lowtide.engine._region import Region, hooks_work
 from lowtide.engine._region import _is_news as is_news
+from lowtide.engine._thread import in_replay
 from lowtide.engine._unpack import unpack
 from lowtide.torch_compat import _messages, _settings
 from lowtide.torch_compat._closure import Captured
@@ -90,7 +94,12 @@ class _Again:
         _, args, kwargs = self._call.arguments(frame, [])
         if not self._preserve_rng_state:
             self._call.random = take_random()
-        self._call.run(frame.region.name, _in_context(self.captured.function(), self._context), args, kwargs)
+        start = time.perf_counter()
+        try:
+            with in_replay(keeps=True):
+                self._call.run(frame.region.name, _in_context(self.captured.function(), self._context), args, kwargs)
+        finally:
+            tell_replayed(frame, time.perf_counter() - start)
 
 
 class _Entered:
@@ -106,9 +115,11 @@ class _Entered:
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rules: Rules) -> None:
         self.frame = StrictFrame(Region(name_of(fn), _OPTIONS), rules)
         self.profile = profile_of(fn)
+        tell_entering(self.frame.region, self.profile)
         self.frame.enter(self.profile.copied)
         self.call = EngineCall(self.frame, fn, module_of(fn), self.profile, args, kwargs)
         self.frame.calls.append(self.call)
+        tell_entered(self.frame, self.call)
         self.unknown = not is_replaying() and (self.profile.left <= 0 or is_news(self.call))
 
     def note(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
@@ -121,6 +132,7 @@ class _Entered:
             before.learn(draws=False)
             for watch, taken in self.call.watches:
                 watch.audited = True
+                watch.ways.add(self.call.way())
                 if taken[2] not in watch.trainings:
                     watch.trainings.append(taken[2])
             self.profile.flags.add(self.call.flags())
@@ -131,21 +143,26 @@ class _Entered:
         """The forward returned."""
         self.frame.leave(self.call)
         again.captured.forward_done()
+        tell_left(self.frame, self.call)
 
 
 def _enter(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], asked: Call
 ) -> tuple[_Entered, _Again, AbstractContextManager[Any]] | None:
-    """Check what was asked for and enter the call; ``None`` where no gradients are recorded, or hooks cannot be used."""
+    """Check what was asked for and enter the call; ``None`` where it is to be left alone, as where no gradients are recorded."""
     context_fn, on_mismatch = _contexts(asked)
     check = _check_of(asked.determinism_check)
-    in_forward, in_replay = context_fn()
+    in_forward, around_replay = context_fn()
     if isinstance(in_forward, _torch_private.CachingMode):
         in_forward.respect_saved_tensors_hooks = asked.respect_saved_tensors_hooks
-    if not torch.is_grad_enabled() or not hooks_work():
+    if not torch.is_grad_enabled() or not hooks_work() or switch.off:
         return None
-    entered = _Entered(fn, args, kwargs, Rules(_settings.early_stop_in_force(asked.early_stop), asked.give_once, check, on_mismatch))
-    again = _Again(fn, entered.call, in_replay, asked.preserve_rng_state)
+    rules = Rules(_settings.early_stop_in_force(asked.early_stop), asked.give_once, check, on_mismatch)
+    try:
+        entered = _Entered(fn, args, kwargs, rules)
+    except NotInitializedError:
+        return None
+    again = _Again(fn, entered.call, around_replay, asked.preserve_rng_state)
     entered.frame.replay = again
     return entered, again, in_forward
 
@@ -190,7 +207,7 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], a
     target = _passing_errors(fn, in_forward)
     entered.profile.left -= 1
     if entered.unknown and asked.context_fn is noop_context_fn:
-        result = Audit(entered.frame, entered.call).run(target, args, kwargs)
+        result = Audit(entered.frame, entered.call, target).run(target, args, kwargs)
     else:
         learn = entered.note(fn, args, kwargs)
         with saved_tensors_hooks(entered.frame.pack_hook(), unpack):

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts as torch
 from lowtide._torch_private import CachedMode, CachingMode
 
 Policy = Callable[..., CheckpointPolicy]
-Drawn = dict[Any, dict[int, Callable[[], None]]]
+Drawn = dict[tuple[Any, int], Callable[[], None]]
 
 
 def create_selective_checkpoint_contexts(
@@ -41,8 +41,9 @@ def create_selective_checkpoint_contexts(
     """
     checked = _checked(policy_fn_or_list) if callable(policy_fn_or_list) else policy_fn_or_list
     caching, cached = torch_contexts(checked, allow_cache_entry_mutation)  # type: ignore[no-untyped-call]
-    drawn: Drawn = defaultdict(dict)
-    return _Caching(caching.policy_fn, caching.storage, drawn), _Cached(cached.storage, allow_cache_entry_mutation, drawn)
+    drawn: Drawn = {}
+    asked = getattr(cached, "policy_fn", None)  # torch 2.11 asks the policy again in the replay
+    return _Caching(caching.policy_fn, caching.storage, drawn), _Cached(asked, cached.storage, allow_cache_entry_mutation, drawn)
 
 
 def _checked(policy: Policy) -> Policy:
@@ -58,10 +59,6 @@ def _checked(policy: Policy) -> Policy:
     return decide
 
 
-def _draws(op: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
-
-
 def _restorer(result: Any) -> Callable[[], None]:
     """Puts the generator that an op drew from back to where the op left it."""
     tensors = result if isinstance(result, (tuple, list)) else (result,)
@@ -74,7 +71,22 @@ def _restorer(result: Any) -> Callable[[], None]:
     return lambda: module.set_rng_state(state, device)
 
 
-class _Caching(CachingMode):  # type: ignore[misc]  # a private class of torch has no type
+class _Counted:
+    """Numbers the calls of each random op in one run of the region."""
+
+    def __enter__(self) -> Any:
+        self._calls: dict[Any, int] = defaultdict(int)
+        return super().__enter__()  # type: ignore[misc]  # of the mode that this is mixed into
+
+    def _number(self, op: Any) -> int | None:
+        """Of the call that comes now; ``None`` for an op that does not draw."""
+        if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
+            return None
+        self._calls[op] += 1
+        return self._calls[op]
+
+
+class _Caching(_Counted, CachingMode):  # type: ignore[misc]  # a private class of torch has no type
     """The forward's mode. It remembers where each random op left its generator."""
 
     def __init__(self, policy: Any, storage: Any, drawn: Drawn) -> None:
@@ -82,24 +94,24 @@ class _Caching(CachingMode):  # type: ignore[misc]  # a private class of torch h
         self.drawn = drawn
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        index = self.func_counter[func]
+        number = self._number(func)
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if _draws(func):
-            self.drawn[func][index] = _restorer(result)
+        if number is not None:
+            self.drawn[func, number] = _restorer(result)
         return result
 
 
-class _Cached(CachedMode):  # type: ignore[misc]
+class _Cached(_Counted, CachedMode):  # type: ignore[misc]
     """The replay's mode. A kept result does not draw, so the generator is moved to where the op had left it."""
 
-    def __init__(self, storage: Any, allow_cache_entry_mutation: bool, drawn: Drawn) -> None:
-        super().__init__(None, storage, allow_cache_entry_mutation)
+    def __init__(self, policy: Any, storage: Any, allow_cache_entry_mutation: bool, drawn: Drawn) -> None:
+        super().__init__(policy, storage, allow_cache_entry_mutation)
         self.drawn = drawn
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        index = self.func_counter[func]
+        number = self._number(func)
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        move = self.drawn.get(func, {}).get(index) if _draws(func) else None
+        move = None if number is None else self.drawn.get((func, number))
         if move is not None:
             move()
         return result

@@ -1,11 +1,14 @@
 """Puts lowtide's functions in the place of PyTorch's, everywhere that a library holds them.
 
 Libraries do ``from torch.utils.checkpoint import checkpoint``, so it is not enough to change that module: every loaded module
-that holds one of the original objects is changed, whatever it calls it. A ``functools.partial`` that was made before keeps the original.
+that holds one of the original objects is changed, whatever it calls it. So is every ``functools.partial`` of one: a model on which
+checkpointing was switched on before keeps such a thing.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -30,6 +33,8 @@ _OURS = {
 _PAIRS = [(getattr(torch_checkpoint, name), ours) for name, ours in _OURS.items() if hasattr(torch_checkpoint, name)]
 _LOCK = threading.Lock()
 _depth = 0
+_own: set[tuple[str, str]] = set()
+"""Names in modules that held lowtide's functions before: they keep them afterwards."""
 
 
 @contextmanager
@@ -51,6 +56,9 @@ def _enter() -> None:
     with _LOCK:
         _depth += 1
         if _depth == 1:
+            ours = {id(function) for _, function in _PAIRS}
+            _own.clear()
+            _own.update((m.__name__, name) for m in _modules() for name, value in list(vars(m).items()) if id(value) in ours)
             _replace({id(theirs): (theirs, ours) for theirs, ours in _PAIRS})
 
 
@@ -66,8 +74,15 @@ def _replace(swaps: dict[int, tuple[Any, Any]]) -> None:
     for module in _modules():
         for name, value in list(vars(module).items()):
             old, new = swaps.get(id(value), (None, None))
-            if old is not None and old is value:
+            if old is not None and old is value and (module.__name__, name) not in _own:
                 setattr(module, name, new)
+    for partial in _partials_of([old for old, _ in swaps.values()]):
+        partial.__setstate__((swaps[id(partial.func)][1], partial.args, partial.keywords, partial.__dict__))  # type: ignore[attr-defined]
+
+
+def _partials_of(functions: list[Any]) -> list[functools.partial[Any]]:
+    found = [value for value in gc.get_referrers(*functions) if isinstance(value, functools.partial)]
+    return [partial for partial in found if any(partial.func is function for function in functions)]
 
 
 def _modules() -> list[ModuleType]:

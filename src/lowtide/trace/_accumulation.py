@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide._torch_private import in_backward, use_counts
+from lowtide._torch_private import BareDispatchMode, in_backward, use_counts
+
+_ADD = torch.ops.aten.add.Tensor
 
 
 class Accumulation:
@@ -30,18 +31,18 @@ class Accumulation:
 
     def is_in_place(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Whether the op about to run is an accumulation that would write into its first argument were nobody watching."""
-        if func is not torch.ops.aten.add.Tensor or not in_backward() or torch.is_grad_enabled() or len(args) != 2:
+        if func is not _ADD or not in_backward() or torch.is_grad_enabled() or len(args) != 2:
             return False
         into, other = args
         strided = all(isinstance(t, torch.Tensor) and t.layout == torch.strided for t in args)
         return strided and into.shape == other.shape and _is_dense(into) and use_counts(into) == self._counts
 
 
-class _Probe(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Probe(BareDispatchMode):  # type: ignore[no-untyped-call]
     counts = (0, 0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func is torch.ops.aten.add.Tensor:
+        if func is _ADD:
             self.counts = use_counts(args[0])
         return func(*args, **(kwargs or {}))
 

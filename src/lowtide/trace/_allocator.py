@@ -6,8 +6,11 @@ import bisect
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 
 import torch
+
+from lowtide._torch_private import CPU_EVENT
 
 
 class AllocatorEvents:
@@ -34,14 +37,15 @@ class AllocatorEvents:
     def _read(self, profile: torch.autograd.profiler.profile, marks: Iterable[str]) -> None:
         results = profile.kineto_results
         events = [] if results is None else results.events()
-        wanted = set(marks)
+        self._spans = {mark: [] for mark in marks}
         for event in events:
             name = event.name()
-            if name == "[memory]" and event.device_type().name == "CPU":
-                self.allocations.append((event.start_ns(), event.nbytes()))  # type: ignore[attr-defined]
-            elif name in wanted:
-                self._spans.setdefault(name, []).append((event.start_ns(), event.end_ns()))
-        self.allocations.sort(key=lambda event: event[0])
+            if name == "[memory]":
+                if event.device_type() == CPU_EVENT:
+                    self.allocations.append((event.start_ns(), event.nbytes()))  # type: ignore[attr-defined]
+            elif name in self._spans:
+                self._spans[name].append((event.start_ns(), event.end_ns()))
+        self.allocations.sort(key=itemgetter(0))
 
 
 @contextmanager

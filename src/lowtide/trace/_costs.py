@@ -26,7 +26,7 @@ _SHORTEST_S = 2e-6
 _RUNS, _LONG_S = 3, 0.05
 _MARK = "lowtide::cost"
 # Their arguments hold what only the op itself can have put there.
-_OPAQUE = ("aten.mkldnn_rnn_layer_backward", "mkldnn.", "mkl.", "onednn.", "c10d", "_c10d_functional")
+_OPAQUE = ("mkldnn.", "mkl.", "onednn.", "c10d", "_c10d_functional")
 _GUESSED_BYTES_PER_S = 1e10
 
 
@@ -63,13 +63,14 @@ class _Shape:
         return values.as_strided(self.size, self.stride)
 
 
-Spec = tuple[Any, Any]
-"""An operator and a description of its arguments, which can be compared and made anew."""
+Spec = tuple[Any, Any, bool]
+"""An operator, a description of its arguments, which can be compared and made anew, and whether gradients were recorded."""
 
 
 def spec_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec:
     """Describe a call."""
-    return func, _describe((args, tuple(sorted(kwargs.items()))))
+    # Some kernels look whether gradients are recorded, and return more where they are.
+    return func, _describe((args, tuple(sorted(kwargs.items())))), torch.is_grad_enabled()
 
 
 def _describe(value: Any) -> Any:
@@ -166,7 +167,7 @@ class MeasuredCosts:
         """Costs of noted calls, in order."""
         specs = list(specs)
         wanted = [spec for spec in dict.fromkeys(specs) if spec not in self._known]
-        with unset_fake_temporarily(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
             self._known.update(zip(wanted, _measured(wanted), strict=True))
         return [self._known[spec] for spec in specs]
 
@@ -180,8 +181,13 @@ def _measured(specs: list[Spec]) -> list[Cost]:
 
 def _timed(spec: Spec) -> tuple[float, tuple[int, ...]]:
     """Shortest time of a few runs, and the sizes of what was returned; a guess for an op that does not run on any values."""
-    func, described = spec
-    args, kwargs = _make(described)
+    func, described, records_gradients = spec
+    with torch.set_grad_enabled(records_gradients):
+        return _timed_call(func, *_make(described))
+
+
+def _timed_call(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[float, tuple[int, ...]]:
+    args = _filled(func, args)
     # The first run alone is marked: what it allocates is what every run does.
     with FastMark(_MARK):
         first = None if str(func).startswith(_OPAQUE) else _run(func, args, dict(kwargs))
@@ -192,6 +198,17 @@ def _timed(spec: Spec) -> tuple[float, tuple[int, ...]]:
     for _ in range(_RUNS - 1 if shortest < _LONG_S else 0):
         shortest = min(shortest, (_run(func, args, dict(kwargs)) or first)[0])
     return shortest, sizes
+
+
+def _filled(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with what only another op can put there: the backward of oneDNN's recurrent layers reads what forward left."""
+    if func is not torch.ops.aten.mkldnn_rnn_layer_backward.default:
+        return args
+    (x, *weights, h, c), (reverse, mode, size, layers, biases, train, both_ways, batch_sizes, batch_first) = args[:7], args[13:22]
+    settings = (reverse, batch_sizes, mode, size, layers, biases, both_ways, batch_first, train)
+    with torch.enable_grad():
+        *_, workspace = torch.ops.aten.mkldnn_rnn_layer(x, *weights, h, c, *settings)
+    return (*args[:22], workspace)
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, tuple[int, ...]] | None:

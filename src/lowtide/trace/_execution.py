@@ -9,11 +9,14 @@ from typing import Any, Protocol
 
 import torch
 
-from lowtide._torch_private import FastMark
+from lowtide._torch_private import FastMark, tell_of_ops
 from lowtide.errors import StepError
 from lowtide.trace._allocator import allocator_events, highest_level
+from lowtide.trace._ops import OpFacts
 
 _MARK = "lowtide::op"
+_FINE_S = 1e-6
+"""Clocks that tick more slowly see nothing of most ops; those of threads do so on some systems."""
 
 
 class Execution(Protocol):
@@ -31,11 +34,11 @@ class Execution(Protocol):
     def __exit__(self, *exc: object) -> None:
         """Stop measuring."""
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one op."""
+    def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool) -> Any:
+        """Run one op; its time is wanted if ``timed``."""
 
-    def seconds(self) -> Sequence[float]:
-        """After the end: time of every op that was run, in order."""
+    def seconds(self) -> Sequence[float | None]:
+        """After the end: time of every op that was run, in order; ``None`` where it was not taken."""
 
     def peaks(self) -> Sequence[int]:
         """After the end: the most bytes above the level at which the op began, for every op, in order."""
@@ -57,27 +60,43 @@ class CpuExecution:
     def __init__(self) -> None:
         """Nothing is measured before the context is entered."""
         self._stack = ExitStack()
-        self._seconds: list[float] = []
+        self._seconds: list[float | None] = []
+        self._marked: list[int] = []
+        # On one thread an op takes the time of that thread: what other programs take of the machine meanwhile is none of it.
+        own = torch.get_num_threads() == 1 and time.get_clock_info("thread_time").resolution <= _FINE_S
+        self._clock = time.thread_time_ns if own else time.perf_counter_ns
 
     def __enter__(self) -> CpuExecution:
         """Start observing the allocator."""
         self._events = self._stack.enter_context(allocator_events(_MARK))
+        # The marks say all that is wanted: to be told of what each op is made of would take longer than most ops.
+        tell_of_ops(False)
+        self._stack.callback(tell_of_ops, True)
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Stop observing."""
         self._stack.close()
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one op, marked for the profiler."""
+    def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool) -> Any:
+        """Run one op, marked for the profiler where it may allocate."""
+        if facts.view:
+            return self._timed(facts.func, args, kwargs, timed)
+        self._marked.append(len(self._seconds))
+        tell_of_ops(True)
         with FastMark(_MARK):
-            start = time.perf_counter_ns()
-            out = func(*args, **kwargs)
-            self._seconds.append((time.perf_counter_ns() - start) / 1e9)
+            tell_of_ops(False)
+            return self._timed(facts.func, args, kwargs, timed)
+
+    def _timed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], timed: bool) -> Any:
+        start = self._clock() if timed else 0
+        out = func(*args, **kwargs)
+        # An op that the clock did not see took time all the same: shares of the step's time are asked for.
+        self._seconds.append(max(self._clock() - start, 1) / 1e9 if timed else None)
         return out
 
-    def seconds(self) -> Sequence[float]:
-        """Wall time of every op."""
+    def seconds(self) -> Sequence[float | None]:
+        """Time of the ops whose time was wanted: of their thread where it has one, else by the wall clock."""
         return self._seconds
 
     def peaks(self) -> Sequence[int]:
@@ -87,9 +106,11 @@ class CpuExecution:
             StepError: the profiler was disturbed.
         """
         ops = self._events.spans(_MARK)
-        if len(ops) != len(self._seconds):
-            raise StepError(f"{len(self._seconds)} ops ran but the profiler saw {len(ops)}: a step that is traced must not run a profiler")
-        return [highest_level(self._events.within(span)) for span in ops]
+        if len(ops) != len(self._marked):
+            raise StepError(f"{len(self._marked)} ops ran but the profiler saw {len(ops)}: a step that is traced must not run a profiler")
+        # One that raised has a mark, and its number is that of the op after it.
+        marks = dict(zip(self._marked, ops, strict=True))
+        return [highest_level(self._events.within(marks[op])) if op in marks else 0 for op in range(len(self._seconds))]
 
     def returned(self) -> Sequence[Sequence[int]]:
         """Tensors say what there is."""
@@ -114,19 +135,19 @@ class CudaExecution:
     def __exit__(self, *exc: object) -> None:
         """Nothing to stop."""
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool) -> Any:
         """Run one op alone on the device."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         start = time.perf_counter_ns()
-        out = func(*args, **kwargs)
+        out = facts.func(*args, **kwargs)
         torch.cuda.synchronize(self._device)
         self._seconds.append((time.perf_counter_ns() - start) / 1e9)
         self._peaks.append(torch.cuda.max_memory_allocated(self._device) - before)
         return out
 
-    def seconds(self) -> Sequence[float]:
+    def seconds(self) -> Sequence[float | None]:
         """Time of every op, from launch to completion."""
         return self._seconds
 

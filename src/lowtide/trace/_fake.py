@@ -22,6 +22,7 @@ from lowtide.trace._counting import Counting
 from lowtide.trace._freeze import Freezer
 from lowtide.trace._keep import blank, typed
 from lowtide.trace._objects import find_optimizers
+from lowtide.trace._values import KnownValues
 
 _REAL = (torch.Tensor, nn.Parameter)
 
@@ -36,7 +37,7 @@ class FakeWorld:
 
     def __init__(self, counting: Counting, home: torch.device) -> None:
         """Nothing is exchanged yet."""
-        self.mode = FakeTensorMode()
+        self.mode, self.values = FakeTensorMode(), KnownValues()
         self._counting, self._home = counting, home
         self._storages: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 
@@ -56,6 +57,7 @@ class FakeWorld:
         key = storage._cdata
         if key not in self._storages:
             self._storages[key] = weakref.ref(storage, lambda _: self._storages.pop(key, None)), blank(tensor, device)
+            self.values.learn(self._storages[key][1], tensor)
         return self._storages[key][1]
 
     def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from lowtide import _torch_compiler as torch_compiler
 from lowtide.errors import InvalidInputError
 from lowtide.records import StepTrace
 from lowtide.trace._costs import Costs, MeasuredCosts, RooflineCosts
@@ -18,6 +19,7 @@ from lowtide.trace._gpus import gpu_named
 from lowtide.trace._keep import shape_only
 from lowtide.trace._objects import find_optimizers
 from lowtide.trace._recorder import Recorder
+from lowtide.trace._values import told_to_libraries
 
 MEASURED_BY_OP = "measured once per op"
 _DEFAULT_GPU = "h100-80gb"
@@ -43,17 +45,14 @@ def record_fake_step(
     counting = _counting(home, device, gpu)
     costs, timing = _costs(counting.device, gpu)
     world = FakeWorld(counting, home)
-    execution = FakeExecution(counting, world.stand_in, costs)
+    execution = FakeExecution(counting, world.stand_in, costs, world.values)
     with world.exchanged(model, step):
-        optimizers = find_optimizers(model)
-        _choose_as_on(counting.device, optimizers)
-        with world.mode:
+        _choose_as_on(counting.device, find_optimizers(model))
+        with torch_compiler.off(), world.mode, told_to_libraries(world.values):
             with execution.unrecorded():
                 step()
             execution.forget()
-            # Those that the first run of the step made are known only now.
-            optimizers = find_optimizers(model)
-            recorder = Recorder(model, optimizers, counting, execution, shape_only, world.stand_in)
+            recorder = Recorder(model, counting, execution, shape_only, world.stand_in)
             return recorder.record(step, timing)
 
 

@@ -25,11 +25,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from lowtide.trace._again import Again, can_be_drawn_from
+
 Thaw = Callable[[], Any]
 """Gives a value as it was."""
 
 # What nn.Module itself keeps, and the instance's forward: an installed region is no state of the step.
 _OWN_ATTRIBUTES = (frozenset(nn.Module().__dict__) - {"training"}) | {"forward"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (list, dict, set, deque, defaultdict, OrderedDict)
 _MOST_ITEMS = 10_000
 _MOST_OBJECTS = 20_000
@@ -41,13 +44,19 @@ _LIBRARY_FOLDERS = ("site-packages", "dist-packages", sysconfig.get_path("stdlib
 class Freezer:
     """Takes values down.
 
+    Args:
+        rewind_for: the snapshot for which iterators are to be rewound; without, they are no part of it.
+
     Attributes:
         restore: what to call to put everything back in place.
+        iterators: those found.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rewind_for: object = None) -> None:
         """Nothing is taken down yet."""
         self.restore: list[Callable[[], object]] = []
+        self.iterators: list[Again] = []
+        self._rewind_for = rewind_for
         self._known: dict[int, Thaw] = {}
 
     def freeze(self, value: Any, *, stray: bool = False) -> Thaw:
@@ -62,6 +71,8 @@ class Freezer:
             return known
         if isinstance(value, torch.Tensor):
             return self._tensor(value, stray)
+        if self._rewind_for is not None and can_be_drawn_from(value) and not _is_ordinary(type(value)):  # type: ignore[arg-type]
+            return self._iterator(value)
         taker = self._taker(value)
         as_it_is = partial(_same, value)
         if taker is not None and len(self._known) < _MOST_OBJECTS:
@@ -91,6 +102,12 @@ class Freezer:
         self.restore.append(thaw.refill)
         return thaw
 
+    def _iterator(self, value: Iterator[Any]) -> Thaw:
+        again = Again(value, self._rewind_for)
+        self.iterators.append(again)
+        self._known[id(value)] = again.rewound
+        return again.rewound
+
     def _container(self, container: Any, stray: bool) -> None:
         if isinstance(container, dict):
             items = {key: self.freeze(item, stray=stray) for key, item in container.items()}
@@ -114,6 +131,7 @@ class Freezer:
     def _module(self, module: nn.Module) -> None:
         attributes = {name: self.freeze(value) for name, value in module.__dict__.items() if name not in _OWN_ATTRIBUTES}
         self.restore.append(partial(_restore_attributes, module.__dict__, attributes, _OWN_ATTRIBUTES))
+        self.restore += [partial(_restore_hooks, getattr(module, name), dict(getattr(module, name))) for name in _HOOKS]
         for parameter in module.parameters(recurse=False):
             self.restore.append(partial(_restore_gradient, parameter, self.freeze(parameter.grad)))
         for tensors in (module._parameters, module._buffers):
@@ -132,6 +150,8 @@ class Freezer:
     def _generator(self, generator: Any, stray: bool) -> None:
         if isinstance(generator, torch.Generator):
             self.restore.append(partial(generator.set_state, generator.get_state()))
+        elif isinstance(generator, random.SystemRandom):
+            return  # it has no state
         elif isinstance(generator, random.Random):
             self.restore.append(partial(generator.setstate, generator.getstate()))
         else:
@@ -154,7 +174,7 @@ class Freezer:
             self.freeze(default, stray=True)
         for name in _names(function.__code__, None) & function.__globals__.keys():
             thaw = self.freeze(function.__globals__[name], stray=True)
-            if name in _names(function.__code__, "STORE_GLOBAL"):
+            if _is_rewound(thaw) or name in _names(function.__code__, "STORE_GLOBAL"):
                 self.restore.append(partial(_restore_global, function.__globals__, name, thaw))
 
 
@@ -198,6 +218,10 @@ class _FrozenTensor:
             alive.requires_grad_(self._requires_grad)
 
 
+def _is_rewound(thaw: Thaw) -> bool:
+    return isinstance(getattr(thaw, "__self__", None), Again)
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -213,6 +237,14 @@ def _restore_attributes(attributes: dict[str, Any], frozen: dict[str, Thaw], oth
     for name in [name for name in attributes if name not in others and name not in frozen]:
         del attributes[name]
     attributes.update({name: thaw() for name, thaw in frozen.items()})
+
+
+def _restore_hooks(hooks: dict[int, Any], before: dict[int, Any]) -> None:
+    """A model that puts hooks on its modules in its first step would do so again: it has forgotten that it did."""
+    ours = {key: hook for key, hook in hooks.items() if key not in before and type(hook).__module__.startswith("lowtide.")}
+    if hooks.keys() != before.keys() | ours.keys():
+        hooks.clear()
+        hooks.update({**before, **ours})
 
 
 def _restore_gradient(parameter: nn.Parameter, thaw: Thaw) -> None:

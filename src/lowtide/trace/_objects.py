@@ -1,32 +1,77 @@
-"""Finding objects through the garbage collector: tensors and optimizers, which nobody keeps a list of."""
+"""Finding objects through the garbage collector: tensors and optimizers, which nobody keeps a list of.
+
+To look at every object there is takes longer than many a step. So a look is remembered: as long as the collector has not run since, what
+is new is in its youngest generation.
+"""
 
 from __future__ import annotations
 
 import gc
-from typing import TypeVar
+import weakref
+from collections.abc import Iterable
+from itertools import compress
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-T = TypeVar("T")
-
-
-def instances(kind: type[T]) -> list[T]:
-    """Every object of a type that the collector knows."""
-    everything = gc.get_objects()
-    # By type, and types first: isinstance may run code of lazy objects, and there are a thousand objects to a type.
-    wanted = {found for found in set(map(type, everything)) if issubclass(found, kind)}
-    return [candidate for candidate in everything if type(candidate) in wanted]
-
-
-def live_tensors() -> list[torch.Tensor]:
-    """Every tensor that a Python object stands for."""
-    return instances(torch.Tensor)
+_KINDS = (torch.Tensor, Optimizer)
 
 
 def find_optimizers(model: nn.Module) -> list[Optimizer]:
     """The optimizers alive in this process that update a parameter of ``model``."""
+    return live_tensors_and_optimizers(model)[1]
+
+
+def live_tensors_and_optimizers(model: nn.Module) -> tuple[list[torch.Tensor], list[Optimizer]]:
+    """Every tensor that a Python object stands for, and the optimizers of ``model``."""
+    found = _last_look.again()
+    return [each for each in found if issubclass(type(each), torch.Tensor)], _updating(model, found)
+
+
+class _Look:
+    """The tensors and optimizers that were seen last."""
+
+    def __init__(self) -> None:
+        self._seen: list[weakref.ref[Any]] = []
+        self._moved: object = None
+
+    def again(self) -> list[Any]:
+        """All that are alive now."""
+        moved = _what_moves_objects()
+        old = [each for each in (ref() for ref in self._seen) if each is not None] if moved == self._moved else []
+        found = list({id(each): each for each in [*old, *_instances(0 if old else None)]}.values())
+        self._seen, self._moved = [weakref.ref(each) for each in found], moved
+        return found
+
+
+def _what_moves_objects() -> object:
+    """Changes whenever the collector moves objects out of the youngest generation."""
+    return [generation["collections"] for generation in gc.get_stats()], gc.get_freeze_count()
+
+
+def _instances(generation: int | None) -> list[Any]:
+    """Every tensor and optimizer in a generation of the collector, or in all."""
+    everything = gc.get_objects(generation)
+    # By type: isinstance may run code of lazy objects. No loop in Python, for there are hundreds of thousands of objects.
+    return list(compress(everything, map(_with_subclasses(_KINDS).__contains__, map(type, everything))))
+
+
+def _with_subclasses(kinds: Iterable[type]) -> set[type]:
+    found: set[type] = set(kinds)
+    new = list(kinds)
+    while new:
+        more: set[type] = set(type.__subclasses__(new.pop())) - found
+        found |= more
+        new += more
+    return found
+
+
+def _updating(model: nn.Module, candidates: Iterable[Any]) -> list[Optimizer]:
     owned = {id(parameter) for parameter in model.parameters()}
-    found = [optimizer for optimizer in instances(Optimizer) if hasattr(optimizer, "param_groups")]
+    found = [o for o in candidates if issubclass(type(o), Optimizer) and hasattr(o, "param_groups")]
     return [optimizer for optimizer in found if any(id(p) in owned for group in optimizer.param_groups for p in group["params"])]
+
+
+_last_look = _Look()

@@ -8,43 +8,50 @@ from typing import Any
 
 import torch
 
+from lowtide._torch_private import is_composite
+
 # Those of torch.distributed, in its three spellings.
 _COLLECTIVE = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
 # Marks for a profiler, and questions that subclasses of tensors are asked.
 _NO_WORK = frozenset({"profiler", "prim"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OpFacts:
     """The facts.
 
     Attributes:
+        func: the operator, whose identity stays its own as long as it is held here.
         name: operator with overload.
         written: position and name of each argument that it changes in place.
         random: it draws from a generator.
         collective: it communicates.
         recorded: it is part of the step: it does work.
+        view: what it returns are views of its arguments: it allocates nothing.
     """
 
+    func: Any
     name: str
     written: tuple[tuple[int, str], ...]
     random: bool
     collective: bool
     recorded: bool
+    view: bool
 
     def written_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call with these arguments changes."""
         return tensors_in([args[position] if position < len(args) else kwargs.get(name) for position, name in self.written])
 
 
-_known: dict[Any, OpFacts] = {}
+# By identity, which is faster to look up than the operator.
+_known: dict[int, OpFacts] = {}
 
 
 def facts_of(func: Any) -> OpFacts:
     """The facts of an operator."""
-    found = _known.get(func)
+    found = _known.get(id(func))
     if found is None:
-        found = _known[func] = _read(func)
+        found = _known[id(func)] = _read(func)
     return found
 
 
@@ -52,19 +59,17 @@ def _read(func: Any) -> OpFacts:
     arguments = enumerate(func._schema.arguments)
     written = tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
     random = torch.Tag.nondeterministic_seeded in func.tags
-    return OpFacts(str(func), written, random, func.namespace in _COLLECTIVE, func.namespace not in _NO_WORK)
+    # What is composed of other operators may return a view or a copy.
+    view = func.is_view and not is_composite(func)
+    return OpFacts(func, str(func), written, random, func.namespace in _COLLECTIVE, func.namespace not in _NO_WORK, view)
 
 
-def tensors_in(tree: Iterable[Any]) -> list[torch.Tensor]:
+def tensors_in(tree: Iterable[Any], _tensor: type[torch.Tensor] = torch.Tensor) -> list[torch.Tensor]:
     """The tensors among an operator's arguments or results: operators know no containers but lists and tuples."""
     found: list[torch.Tensor] = []
-    _gather(tree, found)
-    return found
-
-
-def _gather(tree: Iterable[Any], found: list[torch.Tensor]) -> None:
     for item in tree:
-        if isinstance(item, torch.Tensor):
+        if isinstance(item, _tensor):
             found.append(item)
         elif type(item) in (list, tuple):
-            _gather(item, found)
+            found += tensors_in(item)
+    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lowtide._torch_private import in_backward
+from lowtide import _torch_compiler as torch_compiler
+from lowtide._torch_private import BareDispatchMode, Unseen, in_backward
 from lowtide.engine import is_replaying
 from lowtide.policy import fingerprint
 from lowtide.records import MEASURED, Category, Phase, StepTrace
@@ -22,21 +23,22 @@ from lowtide.trace._accumulation import Accumulation
 from lowtide.trace._calls import CallTable
 from lowtide.trace._counting import Counting
 from lowtide.trace._execution import Execution
+from lowtide.trace._functions import FunctionTable
 from lowtide.trace._keep import Keep
-from lowtide.trace._objects import live_tensors
+from lowtide.trace._objects import live_tensors_and_optimizers
 from lowtide.trace._op_table import OpTable
 from lowtide.trace._ops import OpFacts, facts_of, tensors_in
 from lowtide.trace._saved import SavedTable
 from lowtide.trace._source import source_line
 from lowtide.trace._storages import StorageTable
+from lowtide.trace._typical import ENOUGH, kind_of, typical_seconds
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(BareDispatchMode):
     """Records what runs while it is active. One recorder serves one step.
 
     Args:
         model: the model that the step trains.
-        optimizers: those that update it.
         counting: whose bytes are counted, and how.
         execution: runs the ops.
         keep: how saved tensors are kept meanwhile.
@@ -46,7 +48,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         model: nn.Module,
-        optimizers: list[Optimizer],
         counting: Counting,
         execution: Execution,
         keep: Keep,
@@ -54,16 +55,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Prepare to record a step."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._model, self._optimizers, self._counting, self._execution = model, optimizers, counting, execution
+        self._model, self._counting, self._execution = model, counting, execution
+        self._optimizers: list[Optimizer] = []
         self._paused = self._in_optimizer = False
         self._ops, self._stand_in = OpTable(), stand_in
-        self._storages = StorageTable(counting, self._clock, None if stand_in is None else self._stood_in)
-        self._calls = CallTable(self._storages, self._clock)
-        self._saved = SavedTable(self._storages, self._clock, lambda: self._calls.current, self._pause, keep)
+        self._kinds: list[Hashable] = []
+        self._of_kind: defaultdict[Hashable, int] = defaultdict(int)
+        clock = self._ops.clock
+        self._storages = StorageTable(counting, clock, None if stand_in is None else self._stood_in)
+        self._calls = CallTable(self._storages, clock)
+        unseen = Unseen if stand_in is None else self._pause_without_gradients
+        self._saved = SavedTable(self._storages, clock, lambda: self._calls.current, unseen, keep)
+        self._functions = FunctionTable(self._storages, clock, lambda: self._calls.current)
         self._accumulation = Accumulation()
-
-    def _clock(self) -> int:
-        return len(self._ops)
 
     def _stood_in(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._stand_in is not None
@@ -78,6 +82,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._paused = before
 
+    @contextmanager
+    def _pause_without_gradients(self) -> Iterator[None]:
+        # Fake tensors are made by a dispatch mode, so that this one can only look away.
+        with self._pause(), torch.no_grad():
+            yield
+
     def record(self, step: Callable[[], object], timing: str = MEASURED) -> StepTrace:
         """Run ``step`` once and return its trace.
 
@@ -90,6 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         self._enter_residents()
         with ExitStack() as stack:
+            stack.enter_context(torch_compiler.off())  # what is compiled shows no ops
             stack.enter_context(no_collection())
             stack.callback(self._storages.close)
             stack.callback(self._calls.unwatch)
@@ -97,21 +108,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._watch_phases(stack)
             stack.enter_context(self._execution)
             stack.enter_context(self._saved.hooks())
-            with self:
+            with self, self._functions:
                 step()
             self._mark_optimizer_state()
-            saved, calls = self._saved.records(), self._calls.records()
+            saved, calls, functions = self._saved.records(), self._calls.records(), self._functions.records()
         for op, sizes in enumerate(self._execution.returned()):
             self._storages.correct(op, self._ops.births(op), sizes)
         storages = self._storages.records()
-        ops = self._ops.records(self._execution.seconds(), self._execution.peaks(), self._storages.bytes_born_at)
+        ops = self._ops.records(
+            typical_seconds(self._kinds, self._execution.seconds()), self._execution.peaks(), self._storages.bytes_born_at
+        )
         about = (fingerprint(self._model), str(self._counting.device), torch.__version__, self._execution.is_fake, timing)
-        return StepTrace(ops, storages, saved, calls, *about)
+        return StepTrace(ops, storages, saved, calls, *about, functions=functions)
 
     def _enter_residents(self) -> None:
         # Reading .grad makes the Python object by which a gradient that only autograd ever touched is found as live.
         gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
-        self._storages.remember_resident(live_tensors())
+        tensors, self._optimizers = live_tensors_and_optimizers(self._model)
+        self._storages.remember_resident(tensors)
+        del tensors
         for tensor in [*self._model.parameters(), *self._model.buffers()]:
             self._storages.index(tensor, Category.PARAMETER)
         for gradient in gradients:
@@ -148,33 +163,32 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run one op and note it."""
-        kwargs = kwargs or {}
         facts = facts_of(func)
         if self._paused or not facts.recorded:
-            return func(*args, **kwargs)
-        return self._noted(facts, func, args, kwargs)
+            return func(*args, **(kwargs or {}))
+        return self._noted(facts, args, kwargs or {})
 
-    def _noted(self, facts: OpFacts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _noted(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         phase = self._phase()
         runs_forward = phase is Phase.FORWARD or phase is Phase.REPLAY
         inside = Category.ACTIVATION if runs_forward else Category.TEMPORARY
         read = tensors_in(args) + tensors_in(kwargs.values()) if kwargs else tensors_in(args)
-        reads = self._rows_of(read, inside)
-        writes = self._rows_of(facts.written_tensors(args, kwargs), inside) if facts.written else ()
-        in_place = self._accumulation.is_in_place(func, args)
+        rows_of = self._storages.rows_of
+        reads = rows_of(read, inside)
+        writes = rows_of(facts.written_tensors(args, kwargs), inside) if facts.written else ()
+        in_place = self._accumulation.is_in_place(facts.func, args)
+        kind = kind_of(facts, read)
         del read
-        out = self._execution.run(func, args, kwargs)
+        out = self._execution.run(facts, args, kwargs, timed=self._of_kind[kind] < ENOUGH)
+        # Only now, for an op that raises is none of the step, which may well go on.
+        self._kinds.append(kind)
+        self._of_kind[kind] += 1
         if in_place:
             self._storages.move(args[0], out)
-        births = None if in_place else self._rows_of(tensors_in((out,)), inside)
+        births = None if in_place else rows_of(tensors_in((out,)), inside)
         source = source_line() if runs_forward else ""
         self._ops.add(facts, phase, self._calls.current, source, reads, writes, births)
         return out
-
-    def _rows_of(self, tensors: list[torch.Tensor], category: Category) -> tuple[int, ...]:
-        index = self._storages.index
-        rows = [index(tensor, category) for tensor in tensors]
-        return tuple(dict.fromkeys(row for row in rows if row is not None))
 
 
 @contextmanager

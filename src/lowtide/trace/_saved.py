@@ -70,7 +70,7 @@ class SavedTable:
         storages: the table of storages.
         clock: the number of ops that have run.
         current_call: index of the innermost module call, if any.
-        paused: a context in which ops are not recorded.
+        unseen: a context in which neither the tracer nor autograd sees ops.
         keep: makes the copies.
     """
 
@@ -79,12 +79,12 @@ class SavedTable:
         storages: StorageTable,
         clock: Callable[[], int],
         current_call: Callable[[], int | None],
-        paused: Callable[[], Any],
+        unseen: Callable[[], Any],
         keep: Keep,
     ) -> None:
         """Start an empty table."""
         self._keep = keep
-        self._storages, self._clock, self._current_call, self._paused = storages, clock, current_call, paused
+        self._storages, self._clock, self._current_call, self._unseen = storages, clock, current_call, unseen
         self._rows: list[_Row] = []
         self._copies: weakref.WeakValueDictionary[tuple[int, int], _Copy] = weakref.WeakValueDictionary()
         self._copy_count = 0
@@ -118,7 +118,7 @@ class SavedTable:
         return (lambda: self._handed_out(rebuild(), copy, storage)), copy.index
 
     def _new_copy(self, tensor: torch.Tensor, storage: int) -> _Copy:
-        with self._paused(), torch.no_grad():
+        with self._unseen():
             copy = _Copy(self._keep(tensor), self._copy_count)
         self._copy_count += 1
         self._copies[storage, tensor._version] = copy
@@ -139,7 +139,7 @@ class SavedTable:
         row = self._rows[packed.row]
         if row.used is None:
             row.used, row.node, row.shared = self._clock(), running_node_name(), row.tensor() is not None
-        with self._paused(), torch.no_grad():
+        with self._unseen():
             return packed.source()
 
     def _release(self, index: int) -> None:

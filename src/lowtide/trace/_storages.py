@@ -13,8 +13,11 @@ from functools import partial
 
 import torch
 
+from lowtide._torch_private import is_functorch_wrapped
 from lowtide.records import Category, Storage
 from lowtide.trace._counting import Counting
+
+_STRIDED = torch.strided
 
 
 @dataclass(slots=True)
@@ -47,7 +50,9 @@ class StorageTable:
 
     def remember_resident(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note what is alive before the step, so that it is told from what the step allocates."""
-        for tensor in filter(_has_storage, tensors):
+        for tensor in tensors:
+            if tensor.layout is not _STRIDED or is_functorch_wrapped(tensor):
+                continue
             storage = tensor.untyped_storage()
             # The address of one that dies untouched is used again: it must not vouch for its successor.
             gone = partial(self._gone_from_start, storage._cdata, self._counting.size(tensor))
@@ -55,11 +60,16 @@ class StorageTable:
 
     def index(self, tensor: torch.Tensor, category: Category) -> int | None:
         """Row of the tensor's storage, entered under ``category`` when it is new; ``None`` if it has none."""
-        if not _has_storage(tensor):
+        if tensor.layout is not _STRIDED or is_functorch_wrapped(tensor):
             return None
         counted = tensor if self._stand_in is None else self._stand_in(tensor)
         found = self._index.get(counted.untyped_storage()._cdata)
         return self._enter(counted, category, stands_in=counted is not tensor) if found is None else found
+
+    def rows_of(self, tensors: list[torch.Tensor], category: Category) -> tuple[int, ...]:
+        """Rows of the storages of several tensors, each once."""
+        rows = [self.index(tensor, category) for tensor in tensors]
+        return tuple(dict.fromkeys([row for row in rows if row is not None]))
 
     def _enter(self, tensor: torch.Tensor, category: Category, *, stands_in: bool) -> int:
         index, storage = len(self._rows), tensor.untyped_storage()
@@ -75,7 +85,7 @@ class StorageTable:
     def _watch(self, storage: torch.UntypedStorage, index: int) -> None:
         key = storage._cdata
         self._index[key] = index
-        self._watches[key] = weakref.ref(storage, lambda _: self._freed(key, index))
+        self._watches[key] = weakref.ref(storage, partial(self._freed, key, index))
 
     def alias(self, storage: torch.UntypedStorage, index: int) -> None:
         """Let another storage stand for row ``index``: the tracer's copy of what autograd saved."""
@@ -109,8 +119,8 @@ class StorageTable:
 
     def bytes_born_at(self, op: int, rows: Iterable[int]) -> int:
         """Bytes of those rows, each named once, that op ``op`` allocated."""
-        found = (self._rows[row] for row in rows)
-        return sum(row.bytes for row in found if row.born == op and not row.resident)
+        found = [self._rows[row] for row in rows]
+        return sum([row.bytes for row in found if row.born == op and not row.resident])
 
     def correct(self, op: int, rows: Sequence[int], sizes: Sequence[int]) -> None:
         """The storages that op ``op`` returned turned out to have these sizes: kernels may leave more in one than it needs."""
@@ -136,12 +146,8 @@ class StorageTable:
             # No op touched it, but the step let go of it: state that each step replaces, such as a module's last output.
             self._rows.append(_Row(size, Category.INPUT, 0, self._clock(), True))
 
-    def _freed(self, key: int, index: int) -> None:
+    def _freed(self, key: int, index: int, _: object) -> None:
         self._rows[index].freed = self._clock()
         self._index.pop(key, None)
         self._watches.pop(key, None)
         self._at_start.pop(key, None)
-
-
-def _has_storage(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -14,7 +14,6 @@ from lowtide.trace._counting import Counting
 from lowtide.trace._execution import real_execution
 from lowtide.trace._fake_trace import record_fake_step
 from lowtide.trace._keep import away, beside, kept_by, saved_away
-from lowtide.trace._objects import find_optimizers
 from lowtide.trace._recorder import Recorder, no_collection
 from lowtide.trace._training_state import TrainingState
 
@@ -92,7 +91,7 @@ def record_step(model: nn.Module, step: Callable[[], object], *, offload: bool =
     """
     device = device_of(model)
     keep = kept_by(away if offload else beside)
-    return _with_backward(Recorder(model, find_optimizers(model), Counting.on(device), real_execution(device), keep).record(step))
+    return _with_backward(Recorder(model, Counting.on(device), real_execution(device), keep).record(step))
 
 
 def _with_backward(recorded: StepTrace) -> StepTrace:

@@ -10,33 +10,55 @@ from typing import Any
 
 import torch
 
+from lowtide import _torch_compiler as torch_compiler
 from lowtide import _torch_private as private
+from lowtide.engine._kept._between import Between
 from lowtide.engine._tower import TowerMode
 
 _DEVICE_TYPES: list[str] = []
 _get_flash, _get_efficient, _get_math, _get_cudnn = (get for get, _ in private.attention_flags)
 _PUT_ATTENTION = tuple(put for _, put in private.attention_flags)
 
-# context, default dtype, function modes, dispatch modes, autocast, attention backends, their order
-Ambient = tuple[contextvars.Context, torch.dtype, tuple[Any, ...], tuple[Any, ...], Any, tuple[bool, ...], list[int] | None]
+# context, default dtype, function modes, dispatch modes, autocast, attention backends, their order, parametrized weights that are
+# computed once, what compiles functions as they are called
+Ambient = tuple[
+    contextvars.Context,
+    torch.dtype,
+    tuple[Any, ...],
+    tuple[Any, ...],
+    Any,
+    tuple[bool, ...],
+    list[int] | None,
+    private.ComputedWeights,
+    Any,
+]
 
 
-def take_ambient(attention: bool) -> Ambient:
-    """Read the state of this thread; of attention backends only where the region uses them."""
+def take_ambient(attention: bool, *, whole: bool = False) -> Ambient:
+    """Read the state of this thread.
+
+    Args:
+        attention: read the choice of attention backends as well, which only some regions need.
+        whole: read autocast's settings also while it is off, since they are to be put back.
+    """
     return (
         contextvars.copy_context(),
         torch.get_default_dtype(),
-        private.function_modes() if private.function_mode_count() else (),
+        _function_modes() if private.function_mode_count() else (),
         _dispatch_modes() if private.dispatch_mode_count() else (),
-        _take_autocast() if private.any_autocast() else None,
+        _take_autocast() if whole or private.any_autocast() else None,
         (_get_flash(), _get_efficient(), _get_math(), _get_cudnn()) if attention else (),
         private.attention_order() if attention else None,
+        private.computed_weights(),
+        torch_compiler.current(),
     )
 
 
 def is_in_force(wanted: Ambient) -> bool:
     """Whether the thread is in this state already, as it is almost always; but for context variables."""
-    _, dtype, functions, dispatches, autocast, attention, order = wanted
+    _, dtype, functions, dispatches, autocast, attention, order, weights, compiler = wanted
+    if weights is not private.computed_weights() or compiler is not torch_compiler.current():
+        return False
     if functions or dispatches or autocast or private.any_autocast() or private.function_mode_count() or private.dispatch_mode_count():
         return False
     if torch.get_default_dtype() is not dtype:
@@ -46,6 +68,11 @@ def is_in_force(wanted: Ambient) -> bool:
     return attention == (_get_flash(), _get_efficient(), _get_math(), _get_cudnn()) and private.attention_order() == order
 
 
+def _function_modes() -> tuple[Any, ...]:
+    """The stack without lowtide's own modes."""
+    return tuple(mode for mode in private.function_modes() if not isinstance(mode, Between))
+
+
 def _dispatch_modes() -> tuple[Any, ...]:
     """The stack without lowtide's own mode, which watches a forward and has no business in a replay."""
     return tuple(mode for mode in private.dispatch_modes() if type(mode) is not TowerMode)
@@ -53,7 +80,7 @@ def _dispatch_modes() -> tuple[Any, ...]:
 
 def set_ambient(wanted: Ambient, before: Ambient) -> None:
     """Make ``wanted`` the state of the thread, which is ``before``; but for context variables, in which one runs."""
-    _, dtype, functions, dispatches, autocast, attention, order = wanted
+    _, dtype, functions, dispatches, autocast, attention, order, weights, compiler = wanted
     if before[1] != dtype:
         torch.set_default_dtype(dtype)
     if before[2] != functions:
@@ -67,12 +94,21 @@ def set_ambient(wanted: Ambient, before: Ambient) -> None:
             put(flag)
     if before[6] != order and order is not None:
         private.set_attention_order(order)
+    if before[7] is not weights:
+        private.set_computed_weights(weights)
+    if before[8] is not compiler:
+        torch_compiler.set_current(compiler)
 
 
-def for_replay(ambient: Ambient) -> Ambient:
-    """The same without autocast's weight cache: code outside would pick up the casts that a replay puts there."""
-    autocast = ambient[4]
-    return ambient if autocast is None else (*ambient[:4], (False, *autocast[1:]), *ambient[5:])
+def for_replay(then: Ambient, now: Ambient) -> Ambient:
+    """What a replay runs in: the state of its forward, but for what is none of the forward's business.
+
+    Without autocast's weight cache, for code outside would pick up the casts that a replay puts there; and with the modes of the
+    backward that measure what runs, outside of all others.
+    """
+    autocast = None if then[4] is None else (False, *then[4][1:])
+    measuring = tuple(mode for mode in now[3] if private.is_measuring(mode) and all(mode is not known for known in then[3]))
+    return (*then[:3], (*measuring, *then[3]), autocast, *then[5:])
 
 
 def _device_types() -> list[str]:

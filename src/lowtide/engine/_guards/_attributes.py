@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from operator import is_
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from lowtide.engine._parts import Place
-from lowtide.engine._tree import load, store
+from lowtide.engine._tree import load, slot_names, store, store_object
 
 ABSENT = object()
 # the dictionary, the name, and the value taken apart
@@ -31,6 +32,34 @@ class Direct(Place):
         self.copied = False
 
 
+class SlotTable(Mapping[str, Any]):
+    """The attributes of an object that has slots, as a dictionary."""
+
+    def __init__(self, value: object, names: list[str]) -> None:
+        self._value, self._names = value, names
+
+    @classmethod
+    def of(cls, value: object) -> SlotTable | None:
+        """Those of an object; ``None`` if it has none."""
+        names = slot_names(type(value))
+        return cls(value, names) if names else None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._value, name, ABSENT)
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """Set some of them."""
+        for name, value in values.items():
+            if value is not ABSENT:
+                object.__setattr__(self._value, name, value)
+
+
 class AttributeKeeper:
     """Takes attributes apart.
 
@@ -40,8 +69,17 @@ class AttributeKeeper:
         places: tensors that were met.
     """
 
-    def __init__(self, *, deep: bool = False, copy: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        deep: bool = False,
+        copy: bool = False,
+        other: Callable[[object], None] | None = None,
+        module: Callable[[nn.Module], object] | None = None,
+    ) -> None:
         self.deep = deep
+        self._other = other
+        self._module = module
         self.states: list[object] = []
         self.places: list[Direct] = []
         self._copy = copy
@@ -54,19 +92,29 @@ class AttributeKeeper:
         return place
 
     def module(self, module: nn.Module) -> None:
-        """Modules in the tree are watched anyway."""
+        """Modules in the tree are watched anyway; others have to be."""
+        if self._module is not None:
+            self._module(module)
 
     def other(self, value: object) -> None:
         """Ordinary objects in attributes are looked at by audits."""
+        if self._other is not None:
+            self._other(value)
+
+    def instance(self, value: Any, since: int | None, memo: dict[int, Any]) -> Any:
+        """Regions were seen to change such objects, or it is looked at closely."""
+        return store_object(value, self, memo)
 
     def state(self, value: object) -> None:
         """Note a generator."""
         self.states.append(value)
 
 
-def take_attributes(places: list[tuple[dict[str, Any], str]], *, copy: bool = True) -> list[Attributes]:
-    """What these attributes are now; ``copy``: of their tensors as well."""
-    keeper, memo = AttributeKeeper(copy=copy), {}  # type: tuple[AttributeKeeper, dict[int, Any]]
+def take_attributes(
+    places: list[tuple[dict[str, Any], str]], *, copy: bool = True, other: Callable[[object], None] | None = None
+) -> list[Attributes]:
+    """What these attributes are now; ``copy``: of their tensors as well; ``other`` is told of ordinary objects in them."""
+    keeper, memo = AttributeKeeper(copy=copy, other=other), {}  # type: tuple[AttributeKeeper, dict[int, Any]]
     return [(own, name, store(own[name], keeper, memo) if name in own else ABSENT) for own, name in places]
 
 
@@ -79,7 +127,7 @@ def put_attributes(taken: list[Attributes]) -> list[Attributes]:
     return before
 
 
-def put_objects(taken: list[tuple[dict[str, Any], list[Any]]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def put_objects(taken: list[tuple[Any, list[Any]]]) -> list[tuple[Any, dict[str, Any]]]:
     """Make the attributes of ordinary objects what they were; returns those that had become others."""
     moved = []
     for own, values in taken:

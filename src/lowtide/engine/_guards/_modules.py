@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from lowtide.engine._guards._structure import Structure, Tables
 from lowtide.errors import InputChangedError
 
 _versions_of = attrgetter("_version")
@@ -27,14 +29,16 @@ _MOODLESS = (
 )
 _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 _LARGEST_CONTAINER = 64
+_MOST_WAYS = 64
 _OWN_OF_MODULES = frozenset(nn.Module().__dict__)
 _NOT_SETTINGS = _OWN_OF_MODULES | {"forward"}
 _NOTHING: list[Any] = []
 
-# tensors, their versions, training flags where they matter, attributes of modules that have some of their own
-Taken = tuple[list[Any], list[int], list[bool], list[Any]]
-# what stood in the tables, training flags, memory behind parameters, and attributes: their dictionary, name and value
-Undo = tuple[list[Any] | None, list[bool], list[Any], list[tuple[dict[str, Any], str, Any]]]
+# tensors, their versions, training flags where they matter, attributes of modules that have some of their own, hooks, and
+# the tensors among the attributes, with their versions
+Taken = tuple[list[Any], list[int], list[bool], list[Any], Tables, list[tuple[torch.Tensor, int, str]]]
+# what stood in the tables, training flags, memory behind parameters, attributes (their dictionary, name and value), modules and hooks
+Undo = tuple[list[Any] | None, list[bool], list[Any], list[tuple[dict[str, Any], str, Any]], Tables | None]
 
 
 class Watch:
@@ -43,19 +47,22 @@ class Watch:
     Attributes:
         names: paths of parameters and buffers, below the module.
         modules: paths of the modules whose training flag matters; the root is the empty one.
+        lazy: parameters in it get their shapes only in the call that is about to come.
         audited: whether a call of it was watched op by op.
+        ways: of the calls that were, see ``Call.way``.
         trainings: the training flags of the calls that were.
         trainable: which tensors required gradients when it was watched last.
         written: places in ``names`` of tensors that calls write to: a replay is given copies.
         containers: attributes that are lists and the like: a replay gets copies of them as they were.
         changed: attributes that calls change: the dictionary they are in, and their name.
         states: random generators and the like, among attributes, that calls advance.
+        kept: what policies decided about calls in a region of it.
     """
 
     __slots__ = (
-        "_children", "_dicts", "_families", "_hooked", "_moody", "_named", "_own", "_paths", "_places", "_readers", "_sharded",
-        "_sizes", "_tables", "audited", "changed", "containers", "modules", "names", "states", "trainable", "trainings",
-        "written",
+        "_buffer_count", "_dicts", "_loose", "_moody", "_named", "_own", "_paths", "_places", "_readers", "_sharded", "_sizes",
+        "_structure", "_tables", "audited", "changed", "containers", "kept", "lazy", "modules", "names", "states", "trainable",
+        "trainings", "ways", "written",
     )  # fmt: skip
 
     def __init__(self, root: nn.Module) -> None:
@@ -63,32 +70,52 @@ class Watch:
         self._paths = [path for path, _ in found]
         self._dicts: list[dict[str, Any]] = [m.__dict__ for _, m in found]
         self._own = [m.__dict__ for _, m in found if type(m) not in _MOODLESS]
-        tables = [(path, m.__dict__[kind]) for path, m in found for kind in ("_parameters", "_buffers") if m.__dict__[kind]]
+        # Buffers first: some frameworks take parameters out of their tables meanwhile, which must not shift the places of the others.
+        tables = [(path, m.__dict__[kind]) for kind in ("_buffers", "_parameters") for path, m in found if m.__dict__[kind]]
         self._tables: list[dict[str, torch.Tensor | None]] = [table for _, table in tables]
-        moody = [(path, m.__dict__) for path, m in found if type(m) not in _MOODLESS]
+        self._buffer_count = sum(len(m._buffers) for _, m in found)
+        # Compiled modules have no flag of their own, but that of the module in them.
+        moody = [
+            (path, m.__dict__) for path, m in found if type(m) not in _MOODLESS and "training" in m.__dict__
+        ]  # compiled ones ask another
         self._moody = [own for _, own in moody]
         self.modules = [path for path, _ in moody]
         self.names = [f"{path}.{name}" if path else name for path, table in tables for name in table]
         self._sharded = any(base.__name__ in _SHARDED for _, m in found for base in type(m).__mro__)
-        self._hooked = any(m._forward_hooks or m._forward_pre_hooks for _, m in found)
+        self._structure = Structure([m for _, m in found], exchanged=self._sharded)
         self.containers = [(own, name) for own in self._own for name, value in own.items() if _is_own_container(name, value)]
-        self._families: list[dict[str, Any]] = [m._modules for _, m in found if m._modules]
-        self._children = [id(child) for family in self._families for child in family.values()]
         self._sizes: list[int] = []
         self._named: list[tuple[dict[str, Any], str]] = []
         self._readers: list[tuple[Any, dict[str, Any]]] = []
-        self._places = [(table, name) for _, table in tables for name in table]
+        self._places = self._exchangeable([(table, name) for _, table in tables for name in table])
+        self.lazy = any(is_lazy(tensor) for tensor in self.tensors())
+        self._loose: list[tuple[dict[str, Any], str]] = []
         self.audited = False
+        self.ways: set[tuple[int, ...] | None] = set()
         self.trainings: list[list[bool]] = []
         self.trainable: list[bool] = []
         self.written: list[int] = []
         self.changed: list[tuple[dict[str, Any], str]] = []
         self.states: list[object] = []
+        self.kept: dict[int, dict[Any, Any]] = {}
+
+    def is_news(self, way: tuple[int, ...] | None) -> bool:
+        """Whether no watched call that could reach it went this way, and there are few enough ways for that to matter."""
+        return way is not None and way not in self.ways and len(self.ways) < _MOST_WAYS
 
     def is_stale(self) -> bool:
-        """Whether there are other modules in it than there were."""
-        now = [*chain.from_iterable(map(_values_of, self._families))]
-        return len(now) != len(self._children) or [*map(id, now)] != self._children
+        """Whether there are other modules in it than there were, or parameters that had no shape."""
+        return self.lazy or self._structure.is_stale()
+
+    @property
+    def has_own(self) -> bool:
+        """Whether modules in it have attributes of their own."""
+        return bool(self._own)
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether modules in it have buffers."""
+        return self._buffer_count > 0
 
     def tensors(self) -> list[Any]:
         """Parameters and buffers, in the order of ``names``."""
@@ -100,10 +127,21 @@ class Watch:
         try:
             versions = [*map(_versions_of, tensors)]
         except (AttributeError, RuntimeError):
-            versions = [*map(_version, tensors)]
+            versions = [*map(version_of, tensors)]
         for index in self.written:
             tensors[index], versions[index] = _copy(tensors[index]), 0
-        return tensors, versions, [*map(_training_of, self._moody)], self._settings() if self._own else _NOTHING
+        settings = self._settings() if self._own else _NOTHING
+        loose = self._take_loose() if self._loose else _NOTHING
+        return tensors, versions, [*map(_training_of, self._moody)], settings, self._structure.hooks(), loose
+
+    def find_loose(self) -> None:
+        """Look which attributes are tensors: they may be written to."""
+        attributes = ((own, name, own[name]) for own, name in self.attributes())
+        self._loose = [(own, name) for own, name, value in attributes if isinstance(value, torch.Tensor) and not value.is_inference()]
+
+    def _take_loose(self) -> list[tuple[torch.Tensor, int, str]]:
+        found = ((own, name, own.get(name)) for own, name in self._loose)
+        return [(value, version_of(value), self.path_of(own, name)) for own, name, value in found if isinstance(value, torch.Tensor)]
 
     def _settings(self) -> list[Any]:
         """Attributes that are no part of ``nn.Module`` itself."""
@@ -118,41 +156,91 @@ class Watch:
             self._sizes = []
             return self._settings()
 
+    def take_again(self, trainings: list[bool]) -> Taken | None:
+        """Read it, if it is the same modules in these training modes, and calls are not known to change anything of them but tensors."""
+        if self.changed or self.states or self.containers or self._structure.hooks() or self._sharded or self.is_stale():
+            return None
+        if self._loose:
+            return None
+        tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
+        try:
+            versions = [*map(_versions_of, tensors)]
+        except (AttributeError, RuntimeError):
+            return None
+        if self._moody and [*map(_training_of, self._moody)] != trainings:
+            return None
+        for index in self.written:
+            tensors[index], versions[index] = _copy(tensors[index]), 0
+        return tensors, versions, trainings, self._settings() if self._own else _NOTHING, _NOTHING, _NOTHING
+
+    def is_as(self, then: Taken, *, attributes: bool) -> bool:
+        """Whether the same tensors, but for those that calls write to, training flags and attributes are in place as at another moment."""
+        tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
+        if len(tensors) != len(then[0]):
+            return False
+        for index in self.written:
+            tensors[index] = then[0][index]
+        if not all(map(is_, tensors, then[0])):
+            return False
+        if self._moody and [*map(_training_of, self._moody)] != then[2]:
+            return False
+        if self.is_stale() or self._structure.hooks():
+            return False
+        return not attributes or not self._own or not self.rebound(then)
+
+    def lend(self, then: Taken) -> list[tuple[dict[str, Any], str, Any]]:
+        """Have copies of what calls write to in place, as it was at another moment; returns what was there, to be put back."""
+        places = [self._places[index] for index in self.written]
+        lent = [(table, name, table[name]) for table, name in places]
+        for (table, name), index in zip(places, self.written, strict=True):
+            table[name] = _copy(then[0][index])
+        return lent
+
     def put(self, wanted: Taken, *, attributes: bool) -> Undo | None:
         """Put the tensors, flags and attributes of another moment in place; returns those that were there, None if they are the same."""
+        structure, hooked = self._structure.put(wanted[4]), bool(wanted[4])
         tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
         training = [*map(_training_of, self._moody)]
-        same = self._sharded or (len(tensors) == len(wanted[0]) and all(map(is_, tensors, wanted[0])))
+        there, then = self._exchangeable(tensors), self._exchangeable(wanted[0])
+        same = len(there) == len(then) and all(map(is_, there, then))
         moved = self.rebound(wanted) if attributes and self._own and not self._sharded else []
-        if same and training == wanted[2] and not self._hooked and not moved:
+        if same and training == wanted[2] and not hooked and not moved and structure is None:
             return None
-        data = [t.detach() for t in tensors if t is not None and t.is_leaf] if self._hooked else []
+        data = [t.detach() for t in tensors if t is not None and t.is_leaf] if hooked else []
         if not same:
-            self._put_tensors(wanted[0], tensors, self.written)
+            self._put_tensors(then, there, self.written)
         undo = [(own, name, own[name]) for own, name, _ in moved]
         for own, name, value in moved:
             own[name] = value
         for own, flag in zip(self._moody, wanted[2], strict=True):
             own["training"] = flag
-        return None if same and not data else tensors, training, data, undo
+        return None if same and not data else tensors, training, data, undo, structure
 
     def put_back(self, before: Undo | None) -> None:
         """Undo ``put``."""
         if before is None:
             return
-        tensors, training, data, attributes = before
+        tensors, training, data, attributes, structure = before
+        if tensors is not None:
+            self._put_tensors(self._exchangeable(tensors), None, ())
         if tensors is not None and not self._sharded:
-            self._put_tensors(tensors, None, ())
             _put_data([t for t in tensors if t is not None and t.is_leaf], data)
         for own, name, value in attributes:
             own[name] = value
         for own, flag in zip(self._moody, training, strict=True):
             own["training"] = flag
+        if structure is not None:
+            self._structure.put_back(structure)
+
+    def _exchangeable(self, places: list[Any]) -> list[Any]:
+        """Those of the tensors that a replay may exchange: parameters that a sharding framework manages stay where it has them."""
+        return places[: self._buffer_count] if self._sharded else places
 
     def _put_tensors(self, wanted: list[Any], there: list[Any] | None, copied: Sequence[int]) -> None:
         """Put tensors in place where others are; those at the places ``copied`` as copies."""
-        if len(self._places) != len(wanted) or (there is not None and len(there) != len(wanted)):
-            self._places = [(table, name) for table in self._tables for name in table]
+        moved = any(name not in table for table, name in self._places)
+        if moved or len(self._places) != len(wanted) or (there is not None and len(there) != len(wanted)):
+            self._places = self._exchangeable([(table, name) for table in self._tables for name in table])
         if len(self._places) != len(wanted):
             raise InputChangedError(
                 f"a replay needs the parameters and buffers that the forward had: it had {len(wanted)}, now there are {len(self._places)}; "
@@ -163,12 +251,16 @@ class Watch:
             if table[name] is not tensor:
                 table[name] = _copy(tensor) if index in copied else tensor
 
-    def name_changed(self, then: Taken) -> tuple[str, torch.Tensor, int] | None:
-        """The first tensor that was modified since: its path, itself and the version that it had."""
+    def changed_since(self, then: Taken) -> Iterator[tuple[str, torch.Tensor, int]]:
+        """The tensors that were modified since: path, itself and the version that it had."""
         for name, tensor, version in zip(self.names, then[0], then[1], strict=False):
-            if version != -1 and _version(tensor) != version:
-                return name, tensor, version
-        return None
+            if version != -1 and version_of(tensor) != version:
+                yield name, tensor, version
+        yield from ((name, tensor, version) for tensor, version, name in then[5] if version_of(tensor) != version)
+
+    def dictionaries(self) -> list[dict[str, Any]]:
+        """Of all modules, in which their attributes are."""
+        return self._dicts
 
     def training_now(self) -> list[bool]:
         """The training flags, in the order of ``modules``."""
@@ -192,6 +284,10 @@ class Watch:
         path = next(path for path, known in zip(self._paths, self._dicts, strict=True) if known is own)
         return f"{path}.{name}" if path else name
 
+    def written_in(self, tables: set[int]) -> list[str]:
+        """Tensors that calls write to, of those in the tables with these ``id``."""
+        return [self.names[index] for index in self.written if id(self._places[index][0]) in tables]
+
 
 def _single(name: str) -> Callable[[dict[str, Any]], tuple[Any]]:
     return lambda own: (own[name],)
@@ -205,7 +301,7 @@ def _is_own_container(name: str, value: object) -> bool:
     return name not in _OWN_OF_MODULES and type(value) in (list, dict, set, deque) and len(value) <= _LARGEST_CONTAINER  # type: ignore[arg-type]
 
 
-def _version(tensor: torch.Tensor | None) -> int:
+def version_of(tensor: torch.Tensor | None) -> int:
     """Tensors of inference mode have no version; they cannot be saved for backward either."""
     return -1 if tensor is None or tensor.is_inference() else tensor._version
 
@@ -230,7 +326,7 @@ def _put_data(tensors: list[torch.Tensor], data: list[torch.Tensor]) -> None:
 def still_as(then: Taken) -> bool:
     """Whether no tensor was modified since; quick."""
     try:
-        return [*map(_versions_of, then[0])] == then[1]
+        return [*map(_versions_of, then[0])] == then[1] and all(tensor._version == version for tensor, version, _ in then[5])
     except (AttributeError, RuntimeError):
         return False
 

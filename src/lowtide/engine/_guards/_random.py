@@ -1,28 +1,89 @@
 """The state of torch's own random generators, on the CPU and on every accelerator.
 
-The CPU generator is copied whole in a microsecond, so it always is; not into a tensor, for those are counted.
-A CUDA generator is a seed and an offset: two numbers, read without touching the device.
+The CPU generator is copied whole, straight from its memory and into bytes, for tensors are counted: so short a copy that every call
+can have one, and be compared with another when it is over. A CUDA generator is a seed and an offset: two numbers, read without
+touching the device.
 """
 
 from __future__ import annotations
 
+import ctypes
 import random
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from lowtide import _torch_private as private
+
 PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
 NUMPY: np.random.RandomState = np.random.get_state.__self__  # type: ignore[attr-defined]
 
-_clone = torch.default_generator.clone_state
+# state of the CPU generator, states of the devices
+Random = tuple[bytes, list[Any]]
 
-Random = tuple[torch.Generator, list[Any]]
+
+def _meaning(state: bytes) -> tuple[bytes, ...]:
+    """The memory of a CPU generator without what is left of samples that were used, and without the gaps."""
+    samples = state[-24:]
+    return state[:13], state[16:-28], samples[:4] if samples[4] else b"", samples[8:16] if samples[16] else b""
+
+
+def _window_on(generator: torch.Generator) -> Any:
+    """The memory of a CPU generator, if that does what it is for: tried on one of our own, with single numbers, samples and full rounds."""
+    window = private.engine_memory(generator)
+    if window is None:
+        return None
+    draws: list[Callable[[], torch.Tensor]] = [
+        *(lambda: torch.rand(1, generator=generator), lambda: torch.rand(624, generator=generator)),
+        *[lambda: torch.randn(1, generator=generator), lambda: torch.randn(1, generator=generator, dtype=torch.float64)] * 2,
+    ]
+    for draw in draws:
+        before = window.raw
+        drawn, after = draw(), window.raw
+        window.raw = before
+        if _meaning(after) == _meaning(before) or not torch.equal(draw(), drawn) or _meaning(window.raw) != _meaning(after):
+            return None
+    return window
+
+
+_own = torch.Generator()
+_own_window = _window_on(_own)
+_window: Any = None if _own_window is None else private.engine_memory(torch.default_generator)
+_get = torch.default_generator.get_state
+_SIZE = _get().nbytes
+_at = (ctypes.c_char * _SIZE).from_address
+_one_at_a_time = threading.Lock()
+
+
+def take_cpu() -> bytes:
+    """Read the state of the CPU generator."""
+    if _window is not None:
+        state: bytes = _window.raw
+        return state
+    tensor = _get()
+    return _at(tensor.data_ptr()).raw
+
+
+def _put_cpu(state: bytes) -> None:
+    """Set the state of the CPU generator; by its own method where another thread may be drawing from it, which waits for that."""
+    if _window is None:
+        tensor = _get()
+        ctypes.memmove(tensor.data_ptr(), state, _SIZE)
+        torch.default_generator.set_state(tensor)
+    elif threading.active_count() == 1:
+        _window.raw = state
+    else:
+        with _one_at_a_time:
+            _own_window.raw = state
+            torch.default_generator.set_state(_own.get_state())
 
 
 def take_random() -> Random:
     """Read the state of every default generator that is in use."""
-    return _clone(), [] if _KNOWN == [None] and _CUDA == [False] else _take_devices()
+    return take_cpu(), _NO_DEVICES if _ONLY_CPU else _take_devices()
 
 
 def moved(since: Random) -> bool:
@@ -34,22 +95,24 @@ def _same(one: Any, other: Any) -> bool:
     return torch.equal(one[1], other[1]) if isinstance(one[1], torch.Tensor) else bool(one[1] == other[1])
 
 
-def cpu_moved(since: torch.Generator) -> bool:
+def cpu_moved(since: bytes) -> bool:
     """Whether the state of the CPU generator is another one by now."""
-    return not torch.equal(torch.default_generator.get_state(), since.get_state())
+    now = take_cpu()
+    return now != since and (_window is None or _meaning(now) != _meaning(since))
 
 
-def put_random(wanted: Random | None) -> None:
-    """Set the state of every default generator; of none if there is nothing to set."""
-    if wanted is None:
-        return
-    torch.default_generator.set_state(wanted[0].get_state())
-    for put, state in wanted[1]:
-        put(state)
+def put_random(wanted: Random) -> None:
+    """Set the state of every default generator."""
+    _put_cpu(wanted[0])
+    for put, device_state in wanted[1]:
+        put(device_state)
 
 
 def _take_devices() -> list[Any]:
     taken: list[Any] = []
+    if not _has_cuda() and _other() is None:
+        _ONLY_CPU.append(True)
+        return taken
     if _has_cuda() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         taken += [(_Philox(g), (g.initial_seed(), g.get_offset())) for g in torch.cuda.default_generators]
     elif _other() is not None:
@@ -85,6 +148,9 @@ class _Setter:
         self.module.set_rng_state(state, self.index)
 
 
+_NO_DEVICES: list[Any] = []
+_ONLY_CPU: list[bool] = []
+"""Not empty once it is known that there is no accelerator."""
 _KNOWN: list[Any] = []
 _CUDA: list[bool] = []
 

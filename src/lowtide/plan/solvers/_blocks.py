@@ -5,6 +5,12 @@ from __future__ import annotations
 from lowtide.plan._index import TraceIndex, ints
 
 _MOST_FAMILIES = 3
+_FEW, _MANY, _LONG = 30, 8, 200
+
+
+def most_tried(blocks: int) -> int:
+    """How many plans of a kind a rule tries: not every number of very many blocks, each of which takes long to simulate."""
+    return _FEW if blocks <= _LONG else _MANY
 
 
 def families(index: TraceIndex) -> list[list[str]]:

@@ -12,7 +12,7 @@ from lowtide.errors import PlanError
 from lowtide.plan._index import TraceIndex
 from lowtide.plan._replay import replays_of
 from lowtide.plan._solution import PlannedRegion
-from lowtide.plan.solvers._blocks import families
+from lowtide.plan.solvers._blocks import families, most_tried
 
 NAME = "sqrt-n"
 
@@ -24,8 +24,9 @@ def regions(index: TraceIndex) -> list[list[PlannedRegion]]:
 
 
 def _lengths(blocks: int) -> range:
-    """All that can be the best: below three times the length that is best for equal blocks."""
-    return range(2, min(blocks, 2 + math.ceil(3 * math.sqrt(blocks))))
+    """All that can be the best: below three times the length that is best for equal blocks; of very many blocks, some of them."""
+    most = min(blocks, 2 + math.ceil(3 * math.sqrt(blocks)))
+    return range(2, most, 1 + most // most_tried(blocks))
 
 
 def _of_length(paths: list[str], length: int) -> list[list[PlannedRegion]]:

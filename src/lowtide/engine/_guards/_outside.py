@@ -1,0 +1,164 @@
+"""Values that the code of a region reads from outside of its arguments and modules, as audits saw.
+
+Globals, attributes of objects, classes and modules of Python, variables and default arguments of functions that the region calls: whoever
+changes one between forward and backward would have the replay compute something else. They are read in each call, about a tenth of
+a microsecond each, and a replay finds those again that are others by then.
+
+Not seen are values reached in another way than by names: an entry of a container by a computed key that is an object, and
+that object changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.engine._guards._attributes import ABSENT, AttributeKeeper, Direct, fetch_direct
+from lowtide.engine._tree import load, store
+
+_LARGEST_CONTAINER = 64
+CONTAINERS = frozenset({list, dict, set, deque})
+_CALLABLE = frozenset({types.FunctionType, types.MethodType, functools.partial})
+DEFAULTS = ("__defaults__", "__kwdefaults__")
+# the place, the value, and its parts where it is a container
+Read = tuple["Place", Any, Any]
+
+
+class Version(int):
+    """Of a tensor when it was read."""
+
+
+class Place:
+    """Somewhere outside that a value is read from.
+
+    Attributes:
+        name: of the attribute or variable.
+        label: for people.
+        copies: calls write to the tensor that is there: a replay is given a copy of what it was.
+    """
+
+    __slots__ = ("_owner", "_weak", "copies", "label", "name")
+
+    def __init__(self, owner: Any, name: str, label: str) -> None:
+        self.name, self.label, self.copies = name, label, False
+        self._weak = not isinstance(owner, (dict, type, types.CellType)) and type(owner).__weakrefoffset__ != 0
+        self._owner: Any = weakref.ref(owner) if self._weak else owner
+
+    def owner(self) -> Any:
+        """What it is in; ``None`` if that is gone."""
+        return self._owner() if self._weak else self._owner
+
+    def in_object(self) -> bool:
+        """Whether it is an attribute, and no variable: what is in variables is reached from the function that is called."""
+        return not isinstance(self.owner(), (dict, types.CellType))
+
+    def read(self) -> Any:
+        """The value that is there now, or ``ABSENT``."""
+        owner = self.owner()
+        if type(owner) is dict:
+            return owner.get(self.name, ABSENT)
+        if type(owner) is types.CellType:
+            return _content(owner)
+        return getattr(owner, self.name, ABSENT)
+
+    def write(self, value: Any) -> None:
+        """Put a value there; ``ABSENT`` leaves what is there."""
+        if value is ABSENT:
+            return
+        owner = self.owner()
+        if type(owner) is dict:
+            owner[self.name] = value
+        elif type(owner) is types.CellType:
+            owner.cell_contents = value
+        elif owner is not None:
+            setattr(_holder(owner, self.name), self.name, value)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def _holder(owner: Any, name: str) -> Any:
+    """Where an attribute is: in the object, or in a class of it."""
+    if name in getattr(owner, "__dict__", ()):
+        return owner
+    kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
+    return next((kind for kind in kinds if name in vars(kind) and not hasattr(vars(kind)[name], "__set__")), owner)
+
+
+def read(place: Place, module: Callable[[nn.Module], object] | None = None) -> Read:
+    """What is in a place; the parts of a container as well, for it may be changed itself. ``module`` is told of modules there."""
+    value = place.read()
+    if (type(value) in CONTAINERS or type(value) is tuple) and len(value) <= _LARGEST_CONTAINER:
+        return place, value, store(value, AttributeKeeper(module=module), {})
+    if module is not None and (isinstance(value, nn.Module) or (type(value) in _CALLABLE and place.in_object())):
+        store(value, AttributeKeeper(module=module), {})
+    if isinstance(value, torch.Tensor) and not value.is_inference():
+        return place, value, copy_of(value) if place.copies else Version(value._version)
+    return place, value, None
+
+
+def copy_of(tensor: torch.Tensor) -> Direct:
+    """A tensor as it is now, of which each replay gets a copy of its own."""
+    stored = Direct(tensor.detach().clone().requires_grad_(tensor.requires_grad))
+    stored.copied = True
+    return stored
+
+
+def written_since(taken: list[Read]) -> Iterator[tuple[str, torch.Tensor, int]]:
+    """The tensors that were modified since: what they are called, themselves and the version that they had."""
+    for place, value, parts in taken:
+        if type(parts) is Version and value._version != parts:
+            yield place.label, value, parts
+
+
+def changed(taken: list[Read]) -> list[Read]:
+    """Those that are others by now."""
+    return [entry for entry in taken if _is_other(entry)]
+
+
+def _is_other(entry: Read) -> bool:
+    place, value, parts = entry
+    now = place.read()
+    if now is not value:
+        return not (type(now) is type(value) and isinstance(now, (int, float, str)) and now == value)
+    if isinstance(value, torch.Tensor):
+        return value._version != parts if type(parts) is Version else parts is not None
+    if parts is None or (type(value) is list and len(value) == len(parts.parts) and all(map(is_, value, parts.parts))):
+        return False  # those that are kept as they are hold nothing that could have changed
+    return not _same_parts(parts, store(value, AttributeKeeper(), {}))
+
+
+def _same_parts(one: Any, other: Any) -> bool:
+    if hasattr(one, "parts") and hasattr(other, "parts"):
+        return len(one.parts) == len(other.parts) and all(map(_same_parts, one.parts, other.parts))
+    if hasattr(one, "tensor") and hasattr(other, "tensor"):
+        return one.tensor is other.tensor
+    return one is other or (isinstance(one, (int, float, str)) and one == other)
+
+
+def put_outside(taken: list[Read]) -> list[tuple[Place, Any]]:
+    """Have the values that were taken where others are by now; returns what is there, for ``put_back_outside``."""
+    moved = changed(taken)
+    undo = [(place, place.read()) for place, _, _ in moved]  # all before any is written: two may be one, reached in two ways
+    memo: dict[int, Any] = {}
+    for place, value, parts in moved:
+        place.write(value if parts is None or type(parts) is Version else load(parts, fetch_direct, memo))
+    return undo
+
+
+def put_back_outside(undo: list[tuple[Place, Any]]) -> None:
+    """Undo ``put_outside``."""
+    for place, value in undo:
+        place.write(value)

@@ -1,0 +1,96 @@
+"""Which modules are in a module, and which hooks they have: a replay runs those that the forward ran."""
+
+from __future__ import annotations
+
+from itertools import chain
+from operator import is_
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+Table = dict[Any, Any]
+# tables with what is in them; those without anything left out
+Tables = list[tuple[Table, Table]]
+
+_NONE: Tables = []
+_values_of = dict.values
+
+
+class Structure:
+    """The tables of modules and hooks of all modules in a module.
+
+    Args:
+        found: the modules.
+        exchanged: some framework takes parameters out of their tables and puts them back.
+    """
+
+    __slots__ = ("_bare", "_children", "_empty", "_families", "_hooks", "_sized", "_sizes")
+
+    def __init__(self, found: list[nn.Module], *, exchanged: bool = False) -> None:
+        self._families = [(m._modules, dict(m._modules)) for m in found if m._modules]
+        self._children = [child for family, _ in self._families for child in family.values()]
+        # What is registered on a module later, a parametrization say, is in a table that was empty, or makes another larger.
+        tables: list[Table] = [m._modules for m in found if not m._modules] + [m._buffers for m in found]
+        tables += [] if exchanged else [m._parameters for m in found]
+        self._empty = [table for table in tables if not table]
+        self._sized = [table for table in tables if table]
+        self._sizes = [*map(len, self._sized)]
+        self._hooks: list[Table] = [table for m in found for table in _hooks_of(m)]
+        self._bare = -1
+        """How many hooks there had ever been, of any module, when these had none."""
+
+    def is_stale(self) -> bool:
+        """Whether there are other modules in it than there were, or more or fewer parameters or buffers."""
+        if any(self._empty) or [*map(len, self._sized)] != self._sizes:
+            return True
+        now = [*chain.from_iterable([_values_of(family) for family, _ in self._families])]
+        return len(now) != len(self._children) or not all(map(is_, now, self._children))
+
+    def hooks(self) -> Tables:
+        """The hooks that are there now. Where there are none, that takes no look at them."""
+        made = RemovableHandle.next_id
+        if made == self._bare:
+            return _NONE
+        found = [(table, dict(table)) for table in self._hooks if table]
+        if not found:
+            self._bare = made
+        return found
+
+    def put(self, hooks: Tables) -> Tables | None:
+        """Put modules back that were there, and hooks of another moment; returns what is to be put back, ``None`` if they are the same."""
+        moved = [(family, dict(family)) for family, then in self._families if not _is_same(family, then)]
+        for family, then in self._families:
+            _set(family, then)
+        now = self.hooks()
+        if len(now) != len(hooks) or not all(one is other and _is_same(a, b) for (one, a), (other, b) in zip(now, hooks, strict=True)):
+            wanted = {id(table): content for table, content in hooks}
+            for table in self._hooks:
+                content = wanted.get(id(table), {})
+                if not _is_same(table, content):
+                    moved.append((table, dict(table)))
+                    _set(table, content)
+        return moved or None
+
+    @staticmethod
+    def put_back(moved: Tables) -> None:
+        """Undo ``put``."""
+        for table, content in moved:
+            _set(table, content)
+
+
+def _hooks_of(module: nn.Module) -> tuple[Table, ...]:
+    return (
+        *(module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
+        *(module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+    )
+
+
+def _is_same(one: Table, other: Table) -> bool:
+    return len(one) == len(other) and all(map(is_, one.values(), other.values())) and list(one) == list(other)
+
+
+def _set(table: Table, content: Table) -> None:
+    if not _is_same(table, content):
+        table.clear()
+        table.update(content)

@@ -1,0 +1,88 @@
+"""Finding the kept calls while a region runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from lowtide import _torch_private as private
+from lowtide.engine._kept._between import Between
+from lowtide.engine._kept._origins import tensors_of
+from lowtide.engine._tree import ATOMS, tensors_in
+from lowtide.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from lowtide.engine._kept._learned import Choice
+
+Pack = Callable[[torch.Tensor], Any]
+Unpack = Callable[[Any], torch.Tensor]
+Key = tuple[Any, int]
+
+
+class Finder(Between):
+    """Counts calls, by function and by module, and hands over those that are kept.
+
+    Attributes:
+        choice: which calls are kept.
+        calls: how often each function that is ever kept was called so far, and each module, by its ``id``.
+    """
+
+    def __init__(self, choice: Choice, pack: Pack) -> None:
+        self.choice = choice
+        self.calls = dict.fromkeys(choice.indices, 0)
+        self._indices = choice.indices
+        self._pack = pack
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        indices = self._indices.get(func)
+        if indices is None:
+            return func(*args) if kwargs is None else func(*args, **kwargs)
+        index = self.calls[func]
+        self.calls[func] = index + 1
+        kwargs = kwargs or {}
+        if index not in indices or not self._is_ours():
+            return func(*args, **kwargs)
+        given = tensors_of(args)
+        return self.kept_call((func, index), func, args, kwargs, given + tensors_of(kwargs.values()) if kwargs else given)
+
+    def module_called(self, module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The forward of a module that is ever kept was called."""
+        key = id(module)
+        index = self.calls.get(key)
+        if index is None:
+            return run(*args, **kwargs)
+        self.calls[key] = index + 1
+        given = self._given(args, kwargs) if index in self._indices[key] and self._is_ours() else None
+        return run(*args, **kwargs) if given is None else self.kept_call((key, index), run, args, kwargs, given)
+
+    def run_closed(self, module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The forward of a module in which no function is looked at was called."""
+        if private.top_function_mode() is not self:
+            return self.module_called(module, run, args, kwargs)
+        private.pop_function_mode()
+        try:
+            return self.module_called(module, run, args, kwargs)
+        finally:
+            private.push_function_mode(self)
+
+    @staticmethod
+    def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
+        values = (*args, *kwargs.values()) if kwargs else args
+        if all(type(value) is torch.Tensor or type(value) in ATOMS for value in values):
+            return tensors_of(values)
+        try:
+            return tensors_in((args, kwargs))
+        except InvalidInputError:
+            return None
+
+    def _is_ours(self) -> bool:
+        """Whether what autograd saves comes to this region; it may be that of a region, or of hooks, inside it."""
+        hooks = private.top_hooks()
+        return hooks is not None and hooks[0] is self._pack
+
+    def kept_call(self, key: Key, run: Callable[..., Any], args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+        """Do what is to be done with a call that is kept, and return its result."""
+        raise NotImplementedError

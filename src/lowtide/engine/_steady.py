@@ -1,0 +1,345 @@
+"""Calls that go the way of the call before, taken down in as few steps as that takes.
+
+Most calls need little of what a call may need: the module is the same, its attributes stay what they are, nothing but tensors is given
+to it. Or it is no module but nothing in it can change: a function without variables of its own, an object with the same attributes.
+Once a call has shown to be of that kind, those after it come this way, and so do their replays. The guards are the same ones;
+those that had nothing to guard are left out, and what they looked at is compared with what it was when they had nothing: the modules in
+the module, their training flags, the kinds of arguments, what audits learned. Whatever is new sends a call, or a replay, the long way.
+
+The code below is one straight line each for the call and its replay, for it runs for every region of every step: a step of it costs more
+than it would seem, since the kernels in between leave little of it in the processor's caches.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from operator import is_
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from lowtide import _torch_private as private
+from lowtide.engine._call import Call, Held
+from lowtide.engine._clock import clock, enter_at
+from lowtide.engine._frame import Frame
+from lowtide.engine._functions import take_function
+from lowtide.engine._guards._ambient import Ambient, is_in_force, take_ambient
+from lowtide.engine._guards._modules import Taken, Watch, still_as, watch_of
+from lowtide.engine._guards._outside import Read, changed
+from lowtide.engine._guards._random import moved, put_random, take_cpu, take_random
+from lowtide.engine._learning import learn_surprises
+from lowtide.engine._observers import OBSERVERS
+from lowtide.engine._replay import KeepAll, give_alive, unpack_in_replay
+from lowtide.engine._slot import Slot, gone
+from lowtide.engine._thread import StopReplay, is_replaying, state
+from lowtide.engine._tree import ATOMS, is_mutable, is_ordinary
+from lowtide.engine._unpack import unpack
+
+if TYPE_CHECKING:
+    from lowtide.engine._profile import Profile, Script
+    from lowtide.engine._region import Region
+
+NEWS: Any = object()
+"""What comes back for a call that has to go the long way."""
+_TENSOR: Any = object()
+_ONE_TENSOR = [_TENSOR]
+
+
+class SteadyCall(Call):
+    """A call of which nothing needs to be put back but its module's tensors, and the random state if it draws."""
+
+    # These hide the slots of a call that may need more: what has nothing to say need not be written for each call.
+    attributes: Any = ()
+    objects: Any = ()
+    outside: Any = ()
+    states: Any = ()
+    kwargs: Any = {}  # noqa: RUF012
+    audited = deep = news = passing = False
+    first = 0
+    kept = None
+    random_end: bytes | None = None
+
+    def __init__(self, steady: Steady, target: Any, args: list[Any], taken: list[tuple[Watch, Taken]], ambient: Ambient) -> None:
+        self.profile = steady.profile
+        self.python_state = steady.options.python_state
+        self.target = target
+        self.fixed = steady.sites is None
+        self.args = args
+        self.watches = taken
+        self.ambient = ambient
+        self.script = None
+
+    def replay(self, frame: Frame, wanted: Slot) -> bool:
+        """Fill the slots that autograd still holds, up to where what follows cannot belong to the op that asked."""
+        if self.script is None or frame.hashes is not None or self.random_end is not None or self._is_elsewhere(frame):
+            return False
+        slots, script = frame.slots, self.script
+        if script.others:
+            _give_alive(frame, script.others)
+        last = _last_wanted(slots, wanted.index, script.reach[wanted.index])
+        stop = script.end[last] if frame.region.options.early_stop else sys.maxsize
+        target, args, _ = self.arguments(frame, [])
+        pack, reached = _filling(slots, last, stop)
+        try:
+            self._run(target, args, pack, frame.since)
+        except RuntimeError as error:
+            if not private.is_write_to_leaf(error):
+                raise
+            stop = -1  # nowhere
+        index = reached()
+        if stop >= 0 and (index == stop or index + 1 == len(slots)) and self._is_unmodified():
+            return True
+        frame.drop_values()
+        return False
+
+    def _is_elsewhere(self, frame: Frame) -> bool:
+        """Whether surroundings or module are not what they were, or somebody looks on."""
+        for watch, taken in self.watches:
+            if not watch.is_as(taken, attributes=self.python_state):
+                return True
+            if watch.has_buffers and not still_as(taken):  # the forward may have written to one, which a replay must not do again
+                return True
+        return bool(
+            OBSERVERS
+            or frame.running
+            or state.depth > 1
+            or state.finder is not None
+            or self.profile.differentiates
+            or private.profiler_active()
+            or (self.outside and changed(self.outside))
+            or (self.objects and not all(all(map(is_, own.values(), values)) for own, values in self.objects))
+            or not is_in_force(self.ambient)
+        )
+
+    def _is_unmodified(self) -> bool:
+        for _, taken in self.watches:  # noqa: SIM110 – a generator takes longer
+            if not still_as(taken):
+                return False
+        return True
+
+    def _run(self, target: Any, args: list[Any], pack: Callable[[torch.Tensor], None], since: int) -> None:
+        around = state.since
+        if clock.now:
+            state.since = since
+        grad = torch.is_grad_enabled()
+        random = self._random_as_then() if self.draws else None
+        lent: list[tuple[dict[str, Any], str, Any]] = []
+        for watch, taken in self.watches:
+            if watch.written:
+                lent += watch.lend(taken)
+        private.set_grad_enabled(True)
+        private.push_hooks(pack, unpack_in_replay)
+        try:
+            self.ambient[0].copy().run(target, *args)
+        except (StopReplay, KeepAll):
+            pass
+        finally:
+            private.pop_hooks()
+            private.set_grad_enabled(grad)
+            for table, name, tensor in reversed(lent):  # one module may be part of another
+                table[name] = tensor
+            if random is not None:
+                put_random(random)
+            if clock.now:
+                state.since = around
+
+
+def _filling(slots: list[Any], last: int, stop: int) -> tuple[Callable[[torch.Tensor], None], Callable[[], int]]:
+    """The pack hook of a replay: fills slots up to the last that is wanted.
+
+    Returns:
+        The hook, and a function that tells the last place that was reached; far below any if it was not what the forward had there.
+    """
+    index, count = -1, len(slots)
+
+    def pack(tensor: torch.Tensor) -> None:
+        nonlocal index
+        index += 1
+        if index <= last:
+            ref = slots[index]
+            slot = None if ref is None else ref()
+            if slot is not None and slot.value is None:
+                if tensor.dtype is not slot.dtype or (tensor.shape != slot.shape and slot.shape is not None):
+                    index = -sys.maxsize
+                    raise StopReplay
+                slot.value = tensor  # not detached, see Recorder
+                slot.version = tensor._version
+        if index >= stop or index >= count:
+            raise StopReplay
+
+    return pack, lambda: index
+
+
+def _give_alive(frame: Frame, places: set[int]) -> None:
+    """Give the slots at these places their tensors, where somebody else keeps them."""
+    for place in tuple(places):
+        ref = frame.slots[place]
+        slot = None if ref is None else ref()
+        if slot is not None and slot.value is None and slot.ref is not gone:
+            give_alive(frame, slot)
+
+
+def _last_wanted(slots: list[Any], wanted: int, end: int) -> int:
+    """The last place before ``end`` whose tensor autograd still holds."""
+    for place in range(end - 1, wanted, -1):
+        ref = slots[place]
+        if ref is not None and ref() is not None:
+            return place
+    return wanted
+
+
+class Steady:
+    """What such calls of a module or function have in common.
+
+    Attributes:
+        profile, options: of the region they are calls of.
+        watches: of the modules that they may run, the module's own first, with the training flags.
+        modules: those that are reached elsewhere, weakly.
+        script: the way they go.
+        sites: where the tensors are saved on it, see ``Frame.sites``; ``None`` for the forward of a module.
+        args: for each argument the argument, or a mark if it is a tensor.
+    """
+
+    __slots__ = ("args", "modules", "options", "profile", "script", "sites", "watches")
+
+    def __init__(self, frame: Frame, call: Call, script: Script, modules: list[nn.Module]) -> None:
+        self.profile: Profile = call.profile
+        self.options = frame.region.options
+        self.script = script
+        self.sites = None if call.fixed else frame.sites
+        self.watches = [(watch, taken[2]) for watch, taken in call.watches]
+        self.modules = [*map(weakref.ref, modules)]
+        kinds = [_TENSOR if type(arg) is Held else arg for arg in call.args]
+        self.args = _ONE_TENSOR if kinds == _ONE_TENSOR else kinds
+
+    def run(self, region: Region, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call ``target``, unless there are news."""
+        profile = self.profile
+        if profile.left <= 0 or OBSERVERS or region.listener is not None or region.options is not self.options:
+            return NEWS
+        if not self._are_known(args) or not self._calls_the_same(target):
+            return NEWS
+        outside, met = (), []  # type: Sequence[Read], list[nn.Module]
+        if profile.outside.places:
+            outside = profile.outside.take(met.append)
+            if len(met) != len(self.modules) or not all(ref() is module for ref, module in zip(self.modules, met, strict=True)):
+                return NEWS
+        watches = []
+        for watch, trainings in self.watches:
+            taken = watch.take_again(trainings)
+            if taken is None:
+                return NEWS
+            watches.append((watch, taken))
+        profile.left -= 1
+        region.profile = profile
+        return self._run_in_frame(Frame(region), target, args, watches, outside)
+
+    def _run_in_frame(
+        self, frame: Frame, target: Callable[..., Any], args: tuple[Any, ...], watches: list[tuple[Watch, Taken]], outside: Sequence[Read]
+    ) -> Any:
+        stored = []
+        for arg in args:  # no comprehension: torch.compile cannot read one here
+            stored.append(frame.keep(arg) if type(arg) is torch.Tensor else arg)  # noqa: PERF401
+        call = SteadyCall(self, target, stored, watches, take_ambient(self.profile.attention))
+        if outside:
+            call.outside = outside
+        frame.calls.append(call)
+        if self.sites is not None:
+            frame.sites, call.objects = [], []
+            call.note_object(target)
+        result = self._run_drawing(frame, call, target, args)
+        if (self.sites is not None and frame.sites != self.sites) or not frame.leave_as(self.script, call):
+            self.profile.steady = None
+            frame.leave(call)
+        for watch, taken in watches:
+            if watch.has_own:
+                rebound = watch.rebound(taken)
+                if rebound:
+                    learn_surprises(call, watch, rebound)
+        return result
+
+    def _calls_the_same(self, target: Any) -> bool:
+        """Whether the module is still watched as it was; whether nothing can change in what is no module."""
+        return self.profile.watch is self.watches[0][0] if self.sites is None else _is_settled(target)
+
+    def _run_drawing(self, frame: Frame, call: SteadyCall, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call it, and keep the state of the generators if it drew."""
+        may_draw = self.profile.torch_random
+        crowded = may_draw and threading.active_count() > 1
+        call.random, call.draws = take_random(), True  # a region may go backward through itself while it runs
+        around = state.since
+        if clock.now:
+            state.since = enter_at(frame)
+        private.push_hooks(frame.pack_hook() if self.sites is None else frame.note_sites(frame.pack_hook()), unpack)
+        try:
+            result = target(*args)
+        finally:
+            private.pop_hooks()
+            if clock.now:
+                state.since = around
+        if not may_draw and not moved(call.random):
+            call.draws = False
+            del call.random
+        elif may_draw and (crowded or threading.active_count() > 1):
+            call.random_end = take_cpu()
+        return result
+
+    def _are_known(self, args: tuple[Any, ...]) -> bool:
+        """Whether these are tensors where they were, and otherwise the same values."""
+        if self.args is _ONE_TENSOR:
+            return len(args) == 1 and type(args[0]) is torch.Tensor
+        if len(args) != len(self.args):
+            return False
+        for arg, known in zip(args, self.args, strict=True):
+            if type(arg) is not torch.Tensor if known is _TENSOR else type(arg) is not type(known) or arg != known:
+                return False
+        return True
+
+
+def _is_settled(target: Any) -> bool:
+    """Whether something that is no module is of the kind that is passed on as it is, for nothing in it may change."""
+    kind = type(target)
+    if kind is FunctionType:
+        return take_function(target) is None
+    return kind in ATOMS or (is_ordinary(kind) and not is_mutable(kind))
+
+
+def steady_of(frame: Frame, call: Call) -> Steady | None:
+    """What calls like this one have in common, if this one needed nothing that such calls leave out."""
+    options, profile, script = frame.region.options, call.profile, call.script
+    if script is None or not script.plain or script.late or is_replaying() or len(frame.calls) != 1 or frame.broken:
+        return None
+    if options.policy is not None or options.check_values or profile.unsteady:
+        return None
+    if profile.outside.environment or profile.outside.stateful or (profile.outside.places and not options.python_state):
+        return None
+    if call.kwargs or call.states or call.attributes or call.news:
+        return None
+    if profile.copied or profile.python_random or profile.numpy_random:
+        return None
+    if not all(type(arg) is Held or type(arg) in ATOMS for arg in call.args):
+        return None
+    modules: list[nn.Module] = []
+    profile.outside.take(modules.append)
+    return Steady(frame, call, script, modules) if _are_all_known(call, modules) else None
+
+
+def _are_all_known(call: Call, modules: list[nn.Module]) -> bool:
+    """Whether what it calls and what it may run is all known.
+
+    Args:
+        call: one call.
+        modules: those that are reached elsewhere.
+    """
+    if (call.objects or call.profile.watch is None) if call.fixed else not _is_settled(call.target):
+        return False
+    watches = dict.fromkeys([call.profile.watch] if call.fixed else [])
+    watches |= dict.fromkeys(map(watch_of, modules))
+    if [watch for watch, _ in call.watches] != list(watches):
+        return False
+    return all(watch.take_again(taken[2]) is not None for watch, taken in call.watches)

@@ -1,0 +1,71 @@
+"""One region with what it keeps, as solvers weigh it: what it drops, holds and takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lowtide.plan._index import NEVER, ints
+from lowtide.plan._replay import Replay
+from lowtide.plan._solution import KeptCall, PlannedRegion
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A region with all its occurrences.
+
+    Attributes:
+        paths: of its modules.
+        kept: calls whose results it keeps.
+        replays: one for each occurrence.
+    """
+
+    paths: tuple[str, ...]
+    kept: tuple[KeptCall, ...]
+    replays: tuple[Replay, ...]
+
+    @property
+    def region(self) -> PlannedRegion:
+        """As a plan has it."""
+        return PlannedRegion(self.paths, kept=self.kept)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Time that it adds to the step."""
+        return sum((r.seconds + r.overhead_s for r in self.replays), start=0.0)
+
+    @cached_property
+    def calls(self) -> frozenset[int]:
+        """The calls of its members and inside them that call no other module: what it has in common with regions that overlap it."""
+        inside = (c for r in self.replays for call in r.calls for c in range(call, int(r.index.call_stop[call])))
+        return frozenset(filter(self.replays[0].index.is_leaf, inside))
+
+    @cached_property
+    def dropped(self) -> frozenset[int]:
+        """The saved tensors that it drops."""
+        return frozenset(int(slot) for r in self.replays for slot in r.dropped)
+
+    @cached_property
+    def held(self) -> frozenset[tuple[int, int]]:
+        """Storage and end of all that it holds."""
+        return frozenset(hold for r in self.replays for hold in zip(r.held.tolist(), r.held_until.tolist(), strict=True))
+
+    @cached_property
+    def freed_bytes(self) -> int:
+        """Bytes of what it drops, less those of results that nobody would have saved had it not kept them."""
+        index = self.replays[0].index
+        dropped = ints({int(index.slot_storage[slot]) for slot in self.dropped})
+        results = np.unique(np.concatenate([r.results for r in self.replays]))
+        return int(index.bytes[dropped].sum() - index.bytes[np.setdiff1d(results, index.slot_storage)].sum())
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Most bytes that one of its replays adds."""
+        return max((r.peak_bytes for r in self.replays), default=0)
+
+    @cached_property
+    def ops(self) -> tuple[tuple[int, ...], ...]:
+        """The ops that run again, by replay."""
+        return tuple(tuple(r.ops.tolist()) for r in self.replays if r.before != NEVER)

@@ -1,0 +1,82 @@
+"""Every solver by name, with where it comes from and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lowtide.errors import InvalidInputError
+from lowtide.plan._index import TraceIndex
+from lowtide.plan._solution import PlannedRegion
+from lowtide.plan.solvers import all_blocks, constrained_path, every_n, exact, first_k, mixed_integer, none, sqrt_n
+from lowtide.plan.solvers.exact import Exact
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Solver:
+    """One way to plan.
+
+    Attributes:
+        name: as ``solver=`` and ``--solver`` take it.
+        source: who published it, or whose practice it is.
+        complexity: for n blocks or layers.
+        rule: the plans that it has for a step, whatever the budget; the fastest that fits is its answer.
+        exact: a search that proves what it finds, for solvers that are no rule.
+    """
+
+    name: str
+    source: str
+    complexity: str
+    rule: Callable[[TraceIndex], list[list[PlannedRegion]]] | None = None
+    exact: Callable[[TraceIndex], Exact] | None = None
+
+
+_ALL = (
+    Solver(none.NAME, "the step as it is", "one simulation", none.regions),
+    Solver(all_blocks.NAME, "common practice: checkpointing switched on", "one simulation a family of blocks", all_blocks.regions),
+    Solver(every_n.NAME, "common practice", "O(n) simulations, 30 at most", every_n.regions),
+    Solver(first_k.NAME, "common practice: k found by trying", "O(n) simulations, 30 at most", first_k.regions),
+    Solver(sqrt_n.NAME, "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost", "O(sqrt n) simulations", sqrt_n.regions),
+    Solver(
+        exact.WHOLE_REGION,
+        "a knapsack over modules and segments, as in torch's AutoSAC (module ILP, 2024), by the search of constrained-path",
+        "exponential at worst; seconds for hundreds of layers",
+        exact=exact.whole_regions,
+    ),
+    Solver(
+        mixed_integer.NAME,
+        "Jain et al. 2020, Checkmate; stated over regions and kept calls, solved by HiGHS",
+        "exponential; minutes for a dozen equal blocks",
+        exact=exact.general,
+    ),
+    Solver(
+        constrained_path.NAME,
+        "Irnich and Desaulniers 2005, Shortest path problems with resource constraints; bounds of Beasley and Christofides 1989",
+        "exponential at worst; grows with the layers on chains of blocks",
+        exact=exact.suited,
+    ),
+)
+SOLVERS = {solver.name: solver for solver in _ALL}
+
+
+def solver_named(name: str) -> Solver:
+    """The solver of a name.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    if name not in SOLVERS:
+        raise InvalidInputError(f"there is no solver {name!r}: choose from {AUTO}, {', '.join(SOLVERS)}")
+    return SOLVERS[name]
+
+
+def check_solver(name: str) -> None:
+    """Refuse a name that no solver has, before anything is run.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    if name != AUTO:
+        solver_named(name)

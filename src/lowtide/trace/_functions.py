@@ -1,0 +1,63 @@
+"""Which call of a torch function ran which ops: what a region may keep the results of, so that a replay need not run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from lowtide._torch_private import in_backward
+from lowtide.records import CallSite, Category, FunctionCall
+from lowtide.trace._storages import StorageTable
+
+
+@dataclass(slots=True)
+class _Row:
+    function: Any
+    call: int
+    start: int
+    end: int
+    outputs: tuple[int, ...]
+
+
+class FunctionTable(TorchFunctionMode):
+    """Calls of torch functions in modules, in forward, that ran an op, in order. Functions called inside another are part of that one.
+
+    Args:
+        storages: the table of storages.
+        clock: the number of ops that have run.
+        current_call: index of the innermost module call, if any.
+    """
+
+    def __init__(self, storages: StorageTable, clock: Callable[[], int], current_call: Callable[[], int | None]) -> None:
+        """Start an empty table."""
+        super().__init__()
+        self._storages, self._clock, self._current_call = storages, clock, current_call
+        self._rows: list[_Row] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function, and note it if it ran an op."""
+        start = self._clock()
+        result = func(*args, **(kwargs or {}))
+        end = self._clock()
+        call = self._current_call()
+        if end > start and call is not None and not in_backward() and torch.is_grad_enabled():
+            self._rows.append(_Row(func, call, start, end, self._storages_of(result)))
+        return result
+
+    def _storages_of(self, result: Any) -> tuple[int, ...]:
+        parts = result if isinstance(result, (tuple, list)) else (result,)
+        tensors = (part for part in parts if isinstance(part, torch.Tensor))
+        rows = (self._storages.index(tensor, Category.ACTIVATION) for tensor in tensors)
+        return tuple(dict.fromkeys(row for row in rows if row is not None))
+
+    def records(self) -> tuple[FunctionCall, ...]:
+        """The rows as records."""
+        return tuple(FunctionCall(_name_of(r.function), r.call, r.start, r.end, r.outputs) for r in self._rows)
+
+
+def _name_of(function: Any) -> str:
+    return CallSite(function, "function").function_name

@@ -1,0 +1,94 @@
+"""Modules and hooks that are exchanged, by the region or between its forward and its backward: a replay runs those of the forward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+
+def _times(factor):
+    return lambda module, args, output: output * factor
+
+
+class _Changes(nn.Module):
+    """Does to its layer what it is told, in each call from some call on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.act = nn.Tanh()
+        self.handle = None
+
+    def register(self):
+        self.handle = self.layer.register_forward_hook(_times(1.5))
+
+    def remove(self):
+        if self.handle is not None:
+            self.handle.remove()
+
+    def swap(self):
+        self.act = nn.ReLU() if isinstance(self.act, nn.Tanh) else nn.Tanh()
+
+    def forward(self, x, change=None):
+        y = torch.sin(self.act(self.layer(x))).exp()
+        if change is not None:
+            getattr(self, change)()
+        return torch.sin(self.act(self.layer(y))).exp()
+
+    def state(self):
+        return len(self.layer._forward_hooks), type(self.act).__name__
+
+
+def _step(run, model, change=None, between=None):
+    model.zero_grad()
+    x = torch.randn(3, 4, requires_grad=True)
+    loss = run(x, change).sum()
+    if between is not None:
+        getattr(model, between)()
+    loss.backward()
+    return x.grad, model.layer.weight.grad.clone(), model.state()
+
+
+@pytest.mark.parametrize("start", [0, 1, 5])
+@pytest.mark.parametrize("change", ["register", "swap"])
+def test_exchanged_by_the_region(compare, change, start):
+    def scenario(region):
+        torch.manual_seed(0)
+        model = _Changes()
+        run = region(model)
+        return [_step(run, model, change if turn >= start else None) for turn in range(8)]
+
+    compare(scenario)
+
+
+@pytest.mark.parametrize("start", [0, 1, 5])
+def test_a_hook_removed_by_the_region(compare, start):
+    def scenario(region):
+        torch.manual_seed(0)
+        model = _Changes()
+        run, seen = region(model), []
+        for turn in range(8):
+            model.register()
+            seen.append(_step(run, model, "remove" if turn >= start else None))
+            model.remove()
+        return seen
+
+    compare(scenario)
+
+
+@pytest.mark.parametrize("start", [0, 1, 5])
+@pytest.mark.parametrize("between", ["register", "remove", "swap"])
+def test_exchanged_between_forward_and_backward(compare, between, start):
+    def scenario(region):
+        torch.manual_seed(0)
+        model = _Changes()
+        run, seen = region(model), []
+        for turn in range(8):
+            if between == "remove":
+                model.register()
+            seen.append(_step(run, model, None, between if turn >= start else None))
+            model.remove()
+        return seen
+
+    compare(scenario)

@@ -1,0 +1,1 @@
+"""Results of calls that are kept inside a region."""

@@ -1,0 +1,26 @@
+"""What is alive on a device, as far as Python can tell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lowtide.measure._phase_peaks import live_storages
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_tensor_spread_over_processes_counts_with_what_is_here(tmp_path):
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    cpu = torch.device("cpu")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        before = live_storages(nn.Module(), cpu)
+        spread = tensor.DTensor.from_local(torch.ones(1000), mesh, [tensor.Shard(0)])
+        after = live_storages(nn.Module(), cpu)
+        assert sum(size for key, size in after.items() if key not in before) == 4000
+        del spread
+    finally:
+        dist.destroy_process_group()
