@@ -265,6 +265,12 @@ class TestIterators:
         assert [next(held[0]) for _ in range(5)] == [0, 1, 2, 3, 4]
         assert not held[0]._items
 
+    def test_a_snapshot_that_goes_without_a_restore_gives_nothing_twice(self):
+        held, state = self.state(iter(range(9)))
+        assert [next(held[0]) for _ in range(3)] == [0, 1, 2]
+        del state
+        assert [next(held[0]) for _ in range(3)] == [3, 4, 5]
+
     def test_a_file_is_no_data_of_this_kind(self, tmp_path):
         with gzip.open(tmp_path / "log", "wb") as log:
             held, _ = self.state(log)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -47,7 +49,9 @@ def test_a_preset_for_transformers(policy):
 def test_a_policy_and_a_plan_from_a_trace(name):
     torch.manual_seed(0)
     workload = bundled(name, **WORKLOADS[name])
-    trace = lowtide.trace(workload.model, workload.step)
+    traced = lowtide.trace(workload.model, workload.step)
+    # What is cheap must not depend on the machine: every op takes the same time, next to which the engine's own is nothing.
+    trace = replace(traced, ops=tuple(replace(op, seconds=1e-2) for op in traced.ops))
     assert lowtide.verify(workload.model, workload.step, policy=lowtide.policy.cheap(trace)).equal
     plan = lowtide.solve(trace, int(0.95 * lowtide.simulate(trace, ()).peak_bytes))
     assert lowtide.verify(workload.model, workload.step, plan=plan).equal

@@ -60,6 +60,9 @@ class Again(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._snapshot() is None:  # nothing is asked for twice any more
+            while self._at:
+                self._at -= 1
+                self._items.popleft()
             return self._items.popleft().given() if self._items else next(self._source)
         if self._at < len(self._items):
             self._at += 1
