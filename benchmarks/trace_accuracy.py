@@ -2,8 +2,8 @@
 
 ``counted`` is the most that the CPU allocator's events add up to in a step that nothing of lowtide's touches (with what was there
 before it); ``fake`` is the peak of the trace under fake tensors for the CPU. On CUDA (``--device cuda``) the count is
-``max_memory_allocated``. ``cost`` is the time of ``lowtide.trace``, both of its steps included, over the time of a step. The exit status
-says whether every peak is exact enough.
+``max_memory_allocated``. ``cost`` is the time of ``lowtide.trace``, both of its steps included, over the time of a step: on the CPU the
+processor's, of steps and traces in turn. The exit status says whether every peak is exact enough.
 
     python benchmarks/trace_accuracy.py [--threads 1] [--device cpu] [STEP ...]
 
@@ -142,6 +142,26 @@ def tiny(device: str) -> Made:
     return model, step
 
 
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x))
+
+
+def regions(device: str) -> Made:
+    """Three thousand blocks, each of which could be a region."""
+    model, x = nn.Sequential(*(Block(64) for _ in range(3000))).to(device), torch.randn(64, 64, device=device)
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    return model, step
+
+
 STEPS: dict[str, Callable[[str], Made]] = {
     "gpt": lambda device: of_workload("gpt", device),
     "resnet": lambda device: of_workload("resnet", device),
@@ -150,19 +170,26 @@ STEPS: dict[str, Callable[[str], Made]] = {
     "moe": moe,
     "autocast": autocast,
     "accumulation": accumulation,
+    "regions": regions,
     "tiny": tiny,
 }
 
 
-def seconds_of(run: Callable[[], object], device: torch.device, times: int = 3) -> float:
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    start = clock()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - start
+
+
+def step_and_trace_seconds(model: nn.Module, step: Step, times: int = 5) -> tuple[float, float]:
+    """Medians of both, taken in turn."""
+    device = device_of(model)
+    pairs = [(seconds_of(step, device), seconds_of(lambda: lowtide.trace(model, step), device)) for _ in range(times)]
+    steps, traces = zip(*pairs, strict=True)
+    return statistics.median(steps), statistics.median(traces)
 
 
 def fake_against(traced: lowtide.StepTrace, model: nn.Module, step: Step) -> tuple[str, bool]:
@@ -180,7 +207,7 @@ def row(name: str, make: Callable[[str], Made], device: str) -> tuple[list[str],
     torch.manual_seed(0)
     model, step = make(device)
     step()
-    step_s, trace_s = seconds_of(step, device_of(model)), seconds_of(lambda: lowtide.trace(model, step), device_of(model))
+    step_s, trace_s = step_and_trace_seconds(model, step)
     traced = lowtide.trace(model, step)
     resident = sum(storage.bytes for storage in traced.storages if storage.resident)
     state = torch.get_rng_state()

@@ -126,12 +126,34 @@ def running_node_name() -> str:
 next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """The number that the next backward node of this thread gets."""
 
-# A mark for the profiler, without the cost of record_function in Python.
-FastMark: Callable[[str], Any] = torch._C._profiler._RecordFunctionFast
 # What an event of the profiler says of the device when it was on the CPU.
 CPU_EVENT: Any = torch._C._autograd.DeviceType.CPU
-# Whether the profiler is told of the ops of this thread; of allocations it is told all the same.
-tell_of_ops: Callable[[bool], None] = torch._C._autograd._enable_record_function
+
+
+def start_memory_profile() -> None:
+    """Have what the CPU allocator does in this thread noted, by the one of torch's profilers that starts and stops in microseconds.
+
+    Raises:
+        RuntimeError: a profiler is running in this thread.
+    """
+    _start_profile(_OF_MEMORY)
+    # To be told of what each op is made of as well would take longer than most ops.
+    _tell_of_ops(False)
+
+
+def stop_memory_profile() -> list[int]:
+    """Sizes of what was allocated since, in bytes and in order; negative when freed."""
+    _tell_of_ops(True)
+    events = _stop_profile()
+    return [event.cpu_memory_usage() for each in events for event in each if event.kind() == "memory_alloc"]
+
+
+_start_profile: Callable[[Any], None] = torch._C._autograd._enable_profiler_legacy
+_stop_profile: Callable[[], list[list[Any]]] = torch._C._autograd._disable_profiler_legacy
+_tell_of_ops: Callable[[bool], None] = torch._C._autograd._enable_record_function
+_OF_MEMORY: Any = torch._C._profiler.ProfilerConfig(
+    torch._C._profiler.ProfilerState.CPU, False, True, False, False, False, torch._C._profiler._ExperimentalConfig()
+)
 
 
 class BareDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -151,16 +173,16 @@ def is_composite(func: Any) -> bool:
 
 
 class Unseen:
-    """In here ops go neither through dispatch modes nor through autograd. It is entered anew each time, and not inside itself."""
+    """In here ops go neither through dispatch modes nor through autograd. It may be entered again, but not inside itself."""
 
     def __enter__(self) -> None:
-        self._guards = without_dispatch_modes(), without_autograd()
-        for guard in self._guards:
-            guard.__enter__()
+        # In force from when they are made.
+        self._modes = without_dispatch_modes()
+        self._autograd = without_autograd()
 
     def __exit__(self, *exc: object) -> None:
-        for guard in reversed(self._guards):
-            guard.__exit__(*exc)
+        self._autograd.__exit__(*exc)
+        self._modes.__exit__(*exc)
 
 
 def running_sequence_number() -> int | None:

@@ -171,6 +171,28 @@ def recurrent() -> Made:
     return model, step
 
 
+class Turned(nn.Module):
+    """Multiplies by what is conjugated and changes sign by a mark alone."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.weight
+        return (y.conj() * x).real * y.conj().imag
+
+
+def complex_numbers() -> Made:
+    model, x = Turned(64), torch.randn(32, 64, dtype=torch.complex64)
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+
+    return model, step
+
+
 STEPS: dict[str, Callable[[], Made]] = {
     make.__name__: make
     for make in (
@@ -186,5 +208,6 @@ STEPS: dict[str, Callable[[], Made]] = {
         adapters,
         optimizer_with_closure,
         recurrent,
+        complex_numbers,
     )
 }

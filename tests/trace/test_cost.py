@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -108,10 +109,23 @@ def test_a_trace_runs_the_step_twice_of_which_it_records_one() -> None:
     assert products_in(lambda: trace(workload.model, workload.step)) == 2 * products_in(workload.step) > 0
 
 
+def test_a_trace_leaves_nothing_for_the_garbage_collector() -> None:
+    model, step = made(10)
+    trace(model, step)
+    gc.collect()
+    gc.disable()
+    try:
+        traced = trace(model, step)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+    assert len(traced.calls) == 2 * 10 + 1
+
+
 @pytest.mark.slow
-def test_a_thousand_regions_are_traced_saved_and_read() -> None:
-    model, step = made(1000)
+def test_three_thousand_regions_are_traced_saved_and_read() -> None:
+    model, step = made(3000)
     traced = trace(model, step)
-    assert len(traced.calls) == 2 * 1000 + 1
+    assert len(traced.calls) == 2 * 3000 + 1
     assert StepTrace.from_json(traced.to_json()) == traced
-    assert simulate(traced, None).peak_bytes > 1000 * 3 * 4 * 8 * 4
+    assert simulate(traced, None).peak_bytes > 3000 * 3 * 4 * 8 * 4

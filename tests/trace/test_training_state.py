@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lowtide.policy._key_value_cache import CacheOff
-from lowtide.trace import TrainingState, find_optimizers
+from lowtide.trace import TrainingState, _freeze, find_optimizers
 
 
 class Moody(nn.Module):
@@ -83,6 +83,21 @@ def test_restores_again_and_again_in_the_same_tensors() -> None:
         state.restore()
         assert everything(model, optimizer) == before
     assert [id(t) for s in optimizer.state.values() for t in s.values()] == identities
+
+
+def test_restores_models_of_any_number_of_modules(monkeypatch) -> None:
+    monkeypatch.setattr(_freeze, "_MOST_STRAYS", 10)
+    model = nn.ModuleList(nn.Linear(1, 1) for _ in range(20))
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    last = model[-1].weight
+    last.grad = torch.ones(1, 1)
+    optimizer.step()
+    state = TrainingState(model)
+    before = last.item(), optimizer.state[last]["momentum_buffer"].item()
+    optimizer.step()
+    assert (last.item(), optimizer.state[last]["momentum_buffer"].item()) != before
+    state.restore()
+    assert (last.item(), optimizer.state[last]["momentum_buffer"].item()) == before
 
 
 def test_finds_the_optimizers_of_this_model_alone() -> None:

@@ -1,16 +1,18 @@
-"""The CPU allocator's events, which torch's profiler records with time stamps."""
+"""The CPU allocator's events, which torch's profilers record: of a block of code with time stamps, or of a single op, at little cost."""
 
 from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
+from typing import Any
 
 import torch
 
-from lowtide._torch_private import CPU_EVENT
+from lowtide._torch_private import CPU_EVENT, start_memory_profile, stop_memory_profile
+from lowtide.errors import StepError
 
 
 class AllocatorEvents:
@@ -75,6 +77,27 @@ def _quiet_profiler() -> Iterator[None]:
     finally:
         if before is None:
             os.environ.pop(name, None)
+
+
+def run_and_peak(run: Callable[[], Any]) -> tuple[Any, int]:
+    """Call ``run`` under the eyes of the CPU allocator's observer; a few microseconds more than to call it.
+
+    Returns:
+        Its result, and the most bytes above the level at which it began. What was allocated before counts for nothing when it is freed.
+
+    Raises:
+        StepError: another profiler is running in this thread.
+        Exception: whatever ``run`` raises.
+    """
+    try:
+        start_memory_profile()
+    except RuntimeError as error:
+        raise StepError("a step that is traced must not run a profiler, for what it allocates is seen through torch's own") from error
+    try:
+        result = run()
+    finally:
+        sizes = stop_memory_profile()
+    return result, highest_level(sizes)
 
 
 def highest_level(sizes: Iterable[int]) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from lowtide._torch_private import in_backward
+from lowtide._torch_private import in_backward, without_function_modes
 from lowtide.records import Call, Category
 from lowtide.trace._storages import StorageTable
 
@@ -41,7 +41,6 @@ class CallTable:
         self._stack: list[int] = []
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
-    @property
     def current(self) -> int | None:
         """Index of the innermost running call."""
         return self._stack[-1] if self._stack else None
@@ -67,7 +66,7 @@ class CallTable:
     def _enter(self, path: str) -> Callable[..., None]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             inputs = self._storages_of((args, kwargs))
-            self._rows.append(_Row(path, type(module).__name__, self.current, self._clock(), inputs, in_backward()))
+            self._rows.append(_Row(path, type(module).__name__, self.current(), self._clock(), inputs, in_backward()))
             self._stack.append(len(self._rows) - 1)
 
         return enter
@@ -77,7 +76,9 @@ class CallTable:
         row.end, row.outputs = self._clock(), self._storages_of(output)
 
     def _storages_of(self, tree: Any) -> tuple[int, ...]:
-        return self._storages.rows_of(_tensors_of(tree), Category.INPUT)
+        # Under the mode that sees functions, to look at a tensor is one.
+        with without_function_modes():
+            return self._storages.rows_of(_tensors_of(tree), Category.INPUT)
 
     def records(self) -> tuple[Call, ...]:
         """The rows as records."""

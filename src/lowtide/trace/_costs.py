@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils import flop_counter
 
-from lowtide._torch_private import FastMark, unset_fake_temporarily
-from lowtide.trace._allocator import allocator_events, highest_level
+from lowtide._torch_private import unset_fake_temporarily
+from lowtide.trace._allocator import run_and_peak
 from lowtide.trace._gpus import Gpu
 from lowtide.trace._ops import facts_of, tensors_in
 
@@ -24,7 +24,6 @@ _OF_PEAK = 0.7
 _OF_BANDWIDTH = 0.8
 _SHORTEST_S = 2e-6
 _RUNS, _LONG_S = 3, 0.05
-_MARK = "lowtide::cost"
 # Their arguments hold what only the op itself can have put there.
 _OPAQUE = ("mkldnn.", "mkl.", "onednn.", "c10d", "_c10d_functional")
 _GUESSED_BYTES_PER_S = 1e10
@@ -168,36 +167,34 @@ class MeasuredCosts:
         specs = list(specs)
         wanted = [spec for spec in dict.fromkeys(specs) if spec not in self._known]
         with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
-            self._known.update(zip(wanted, _measured(wanted), strict=True))
+            self._known.update({spec: _measured(spec) for spec in wanted})
         return [self._known[spec] for spec in specs]
 
 
-def _measured(specs: list[Spec]) -> list[Cost]:
-    with allocator_events(_MARK) as events:
-        timed = [_timed(spec) for spec in specs]
-    peaks = [highest_level(events.within(span)) for span in events.spans(_MARK)]
-    return [Cost(seconds, peak, sizes) for (seconds, sizes), peak in zip(timed, peaks, strict=True)]
-
-
-def _timed(spec: Spec) -> tuple[float, tuple[int, ...]]:
+def _measured(spec: Spec) -> Cost:
     """Shortest time of a few runs, and the sizes of what was returned; a guess for an op that does not run on any values."""
     func, described, records_gradients = spec
     with torch.set_grad_enabled(records_gradients):
-        return _timed_call(func, *_make(described))
+        return _measured_call(func, *_make(described))
 
 
-def _timed_call(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> tuple[float, tuple[int, ...]]:
+def _measured_call(func: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Cost:
     args = _filled(func, args)
-    # The first run alone is marked: what it allocates is what every run does.
-    with FastMark(_MARK):
-        first = None if str(func).startswith(_OPAQUE) else _run(func, args, dict(kwargs))
+    if str(func).startswith(_OPAQUE):
+        return _guessed(args, kwargs)
+    # What the first run allocates is what every run does.
+    first, peak = run_and_peak(lambda: _run(func, args, dict(kwargs)))
     if first is None:
-        moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in((args, *dict(kwargs).values())))
-        return moved / _GUESSED_BYTES_PER_S, ()
+        return _guessed(args, kwargs, peak)
     shortest, sizes = first
     for _ in range(_RUNS - 1 if shortest < _LONG_S else 0):
         shortest = min(shortest, (_run(func, args, dict(kwargs)) or first)[0])
-    return shortest, sizes
+    return Cost(shortest, peak, sizes)
+
+
+def _guessed(args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], peak: int = 0) -> Cost:
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in((args, *dict(kwargs).values())))
+    return Cost(moved / _GUESSED_BYTES_PER_S, peak)
 
 
 def _filled(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from lowtide._torch_private import FakeTensorMode, know_value, swap_tensors
 from lowtide.errors import StepError
 from lowtide.trace._counting import Counting
 from lowtide.trace._freeze import Freezer
-from lowtide.trace._keep import blank, typed
+from lowtide.trace._keep import blank, marked, typed
 from lowtide.trace._objects import find_optimizers
 from lowtide.trace._values import KnownValues
 
@@ -141,7 +141,8 @@ def _refuse_other_types(model: nn.Module) -> None:
 
 def _view(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     # Of the data, for a view could not be set to require gradients, and would have a base that lives as long.
-    return typed(base, tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).data
+    view = typed(base, tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    return marked(view, tensor.is_conj(), tensor.is_neg()).data
 
 
 def _is_real(tensor: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -41,14 +41,7 @@ class FakeExecution:
         self._specs: list[Spec] = []
         self._by_value: set[int] = set()
 
-    def __enter__(self) -> FakeExecution:
-        """Nothing to start."""
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Nothing to stop."""
-
-    def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool = False) -> Any:
+    def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], like: Hashable) -> Any:
         """Run one op."""
         func = facts.func
         if func not in _LIFTS:
@@ -114,7 +107,7 @@ class _Unrecorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._execution = execution
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        return self._execution.run(facts_of(func), args, kwargs or {})
+        return self._execution.run(facts_of(func), args, kwargs or {}, None)
 
 
 def _asks_for_values(func: Any) -> StepError:

@@ -41,23 +41,20 @@ class FunctionTable(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function, and note it if it ran an op."""
         start = self._clock()
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs) if kwargs else func(*args)
         end = self._clock()
+        if end == start:
+            return result
         call = self._current_call()
-        if end > start and call is not None and not in_backward() and torch.is_grad_enabled():
+        if call is not None and not in_backward() and torch.is_grad_enabled():
             self._rows.append(_Row(func, call, start, end, self._storages_of(result)))
         return result
 
     def _storages_of(self, result: Any) -> tuple[int, ...]:
         parts = result if isinstance(result, (tuple, list)) else (result,)
-        tensors = (part for part in parts if isinstance(part, torch.Tensor))
-        rows = (self._storages.index(tensor, Category.ACTIVATION) for tensor in tensors)
-        return tuple(dict.fromkeys(row for row in rows if row is not None))
+        return self._storages.rows_of([part for part in parts if isinstance(part, torch.Tensor)], Category.ACTIVATION)
 
     def records(self) -> tuple[FunctionCall, ...]:
         """The rows as records."""
-        return tuple(FunctionCall(_name_of(r.function), r.call, r.start, r.end, r.outputs) for r in self._rows)
-
-
-def _name_of(function: Any) -> str:
-    return CallSite(function, "function").function_name
+        names = {function: CallSite(function, "function").function_name for function in {row.function for row in self._rows}}
+        return tuple([FunctionCall(names[r.function], r.call, r.start, r.end, r.outputs) for r in self._rows])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,17 +22,47 @@ def kept_by(copy: Callable[[torch.UntypedStorage], Storage]) -> Keep:
     """Keep what a tensor's storage holds by copying storages."""
 
     def keep(tensor: torch.Tensor) -> Callable[[torch.Tensor], Callable[[], torch.Tensor]]:
-        storage = copy(tensor.untyped_storage())
-        return lambda saved: _rebuilt(saved, storage)
+        return partial(_rebuilt, copy(tensor.untyped_storage()))
 
     return keep
 
 
-def _rebuilt(saved: torch.Tensor, storage: Storage) -> Callable[[], torch.Tensor]:
+def _rebuilt(storage: Storage, saved: torch.Tensor) -> Callable[[], torch.Tensor]:
     # Only what it is like, for a reference to the tensor would keep it alive.
     dtype, device = saved.dtype, saved.device
     where = (saved.storage_offset(), saved.size(), saved.stride())
-    return lambda: torch.empty(0, dtype=dtype, device=device).set_(storage(), *where)
+    return _marked(lambda: torch.empty(0, dtype=dtype, device=device).set_(storage(), *where), saved)
+
+
+def _marked(make: Callable[[], torch.Tensor], saved: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Make a tensor that is conjugated or changes sign as ``saved`` does: by a mark on it."""
+    if not (saved.is_conj() or saved.is_neg()):
+        return make
+    conjugated, negated = saved.is_conj(), saved.is_neg()
+    return lambda: marked(make(), conjugated, negated)
+
+
+def marked(tensor: torch.Tensor, conjugated: bool, negated: bool) -> torch.Tensor:
+    """The tensor with these marks, of which it has none."""
+    tensor = tensor.conj() if conjugated else tensor
+    return torch._neg_view(tensor) if negated else tensor
+
+
+def beside(tensor: torch.Tensor) -> Callable[[torch.Tensor], Callable[[], torch.Tensor]]:
+    """Keep what a tensor's storage holds on the same device."""
+    # A copy of a tensor that is all of its storage is had in half the time, and handed out in a quarter.
+    storage = tensor.untyped_storage()
+    if tensor.nbytes == storage.nbytes() and not (tensor.is_conj() or tensor.is_neg()):
+        copied = tensor.clone()
+        if copied.stride() == tensor.stride():
+            return partial(_of_copy, copied)
+    return partial(_rebuilt, _cloned(storage))
+
+
+def _of_copy(copied: torch.Tensor, saved: torch.Tensor) -> Callable[[], torch.Tensor]:
+    if saved.dtype == copied.dtype and saved.size() == copied.size() and saved.stride() == copied.stride():
+        return copied.detach
+    return _rebuilt(copied.untyped_storage, saved)
 
 
 def shape_only(tensor: torch.Tensor) -> Callable[[torch.Tensor], Callable[[], torch.Tensor]]:
@@ -42,7 +73,7 @@ def shape_only(tensor: torch.Tensor) -> Callable[[torch.Tensor], Callable[[], to
 
 def _like(saved: torch.Tensor, base: torch.Tensor) -> Callable[[], torch.Tensor]:
     dtype, size, stride, offset = saved.dtype, saved.size(), saved.stride(), saved.storage_offset()
-    return lambda: typed(base, dtype).as_strided(size, stride, offset)
+    return _marked(lambda: typed(base, dtype).as_strided(size, stride, offset), saved)
 
 
 def blank(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -55,8 +86,7 @@ def typed(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return base[: len(base) // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
-def beside(storage: torch.UntypedStorage) -> Storage:
-    """On the same device."""
+def _cloned(storage: torch.UntypedStorage) -> Storage:
     copied = storage.clone()  # type: ignore[no-untyped-call]
     return lambda: copied
 
@@ -68,7 +98,7 @@ def away(storage: torch.UntypedStorage) -> Storage:
 
 def _in_file(storage: torch.UntypedStorage) -> Storage:
     if storage.nbytes() == 0:
-        return beside(storage)
+        return _cloned(storage)
     # Mapped by name, then held by the mapping alone: the system may write it out and read it back as it likes.
     with tempfile.NamedTemporaryFile(prefix="lowtide-") as file:
         mapped: Any = torch.UntypedStorage.from_file(file.name, shared=True, nbytes=storage.nbytes())

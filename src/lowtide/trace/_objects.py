@@ -69,8 +69,8 @@ def _with_subclasses(kinds: Iterable[type]) -> set[type]:
 
 
 def _updating(model: nn.Module, candidates: Iterable[Any]) -> list[Optimizer]:
-    owned = {id(parameter) for parameter in model.parameters()}
     found = [o for o in candidates if issubclass(type(o), Optimizer) and hasattr(o, "param_groups")]
+    owned = {id(parameter) for parameter in model.parameters()} if found else set()
     return [optimizer for optimizer in found if any(id(p) in owned for group in optimizer.param_groups for p in group["params"])]
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from lowtide import _torch_compiler as torch_compiler
-from lowtide._torch_private import BareDispatchMode, Unseen, in_backward
+from lowtide._torch_private import BareDispatchMode, Unseen, graph_task_id
 from lowtide.engine import is_replaying
 from lowtide.policy import fingerprint
 from lowtide.records import MEASURED, Category, Phase, StepTrace
@@ -27,11 +26,10 @@ from lowtide.trace._functions import FunctionTable
 from lowtide.trace._keep import Keep
 from lowtide.trace._objects import live_tensors_and_optimizers
 from lowtide.trace._op_table import OpTable
-from lowtide.trace._ops import OpFacts, facts_of, tensors_in
+from lowtide.trace._ops import facts_of, look_at, tensors_in
 from lowtide.trace._saved import SavedTable
 from lowtide.trace._source import source_line
 from lowtide.trace._storages import StorageTable
-from lowtide.trace._typical import ENOUGH, kind_of, typical_seconds
 
 
 class Recorder(BareDispatchMode):
@@ -56,17 +54,18 @@ class Recorder(BareDispatchMode):
         """Prepare to record a step."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._model, self._counting, self._execution = model, counting, execution
+        self._parameters = list(model.parameters())
         self._optimizers: list[Optimizer] = []
         self._paused = self._in_optimizer = False
         self._ops, self._stand_in = OpTable(), stand_in
-        self._kinds: list[Hashable] = []
-        self._of_kind: defaultdict[Hashable, int] = defaultdict(int)
         clock = self._ops.clock
+        # None of these refers to the recorder, which would then, with all its rows, be left to the garbage collector.
         self._storages = StorageTable(counting, clock, None if stand_in is None else self._stood_in)
         self._calls = CallTable(self._storages, clock)
-        unseen = Unseen if stand_in is None else self._pause_without_gradients
-        self._saved = SavedTable(self._storages, clock, lambda: self._calls.current, unseen, keep)
-        self._functions = FunctionTable(self._storages, clock, lambda: self._calls.current)
+        bare = Unseen()
+        unseen = self._pause_without_gradients if stand_in else lambda: bare
+        self._saved = SavedTable(self._storages, clock, self._calls.current, unseen, keep)
+        self._functions = FunctionTable(self._storages, clock, self._calls.current)
         self._accumulation = Accumulation()
 
     def _stood_in(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -106,7 +105,6 @@ class Recorder(BareDispatchMode):
             stack.callback(self._calls.unwatch)
             self._calls.watch(self._model)
             self._watch_phases(stack)
-            stack.enter_context(self._execution)
             stack.enter_context(self._saved.hooks())
             with self, self._functions:
                 step()
@@ -115,19 +113,17 @@ class Recorder(BareDispatchMode):
         for op, sizes in enumerate(self._execution.returned()):
             self._storages.correct(op, self._ops.births(op), sizes)
         storages = self._storages.records()
-        ops = self._ops.records(
-            typical_seconds(self._kinds, self._execution.seconds()), self._execution.peaks(), self._storages.bytes_born_at
-        )
+        ops = self._ops.records(self._execution.seconds(), self._execution.peaks(), self._storages.bytes_born_at)
         about = (fingerprint(self._model), str(self._counting.device), torch.__version__, self._execution.is_fake, timing)
         return StepTrace(ops, storages, saved, calls, *about, functions=functions)
 
     def _enter_residents(self) -> None:
         # Reading .grad makes the Python object by which a gradient that only autograd ever touched is found as live.
-        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+        gradients = [gradient for parameter in self._parameters if (gradient := parameter.grad) is not None]
         tensors, self._optimizers = live_tensors_and_optimizers(self._model)
         self._storages.remember_resident(tensors)
         del tensors
-        for tensor in [*self._model.parameters(), *self._model.buffers()]:
+        for tensor in [*self._parameters, *self._model.buffers()]:
             self._storages.index(tensor, Category.PARAMETER)
         for gradient in gradients:
             self._storages.index(gradient, Category.GRADIENT)
@@ -141,7 +137,7 @@ class Recorder(BareDispatchMode):
                         self._storages.mark(value, Category.OPTIMIZER)
 
     def _watch_phases(self, stack: ExitStack) -> None:
-        for parameter in self._model.parameters():
+        for parameter in self._parameters:
             if parameter.requires_grad:
                 hook = parameter.register_post_accumulate_grad_hook(self._gradient_ready)  # type: ignore[no-untyped-call]
                 stack.callback(hook.remove)
@@ -156,38 +152,39 @@ class Recorder(BareDispatchMode):
         self._in_optimizer = running
 
     def _phase(self) -> Phase:
-        if in_backward():
+        if graph_task_id() != -1:
             return Phase.REPLAY if is_replaying() or self._calls.is_replay else Phase.BACKWARD
         # Optimizers update without recording gradients; a closure that they call records them.
         return Phase.OPTIMIZER if self._in_optimizer and not torch.is_grad_enabled() else Phase.FORWARD
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run one op and note it."""
+        kwargs = kwargs or {}
         facts = facts_of(func)
         if self._paused or not facts.recorded:
-            return func(*args, **(kwargs or {}))
-        return self._noted(facts, args, kwargs or {})
-
-    def _noted(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return func(*args, **kwargs)
         phase = self._phase()
         runs_forward = phase is Phase.FORWARD or phase is Phase.REPLAY
         inside = Category.ACTIVATION if runs_forward else Category.TEMPORARY
-        read = tensors_in(args) + tensors_in(kwargs.values()) if kwargs else tensors_in(args)
+        read: list[torch.Tensor] = []
+        # Some kernels look whether gradients are recorded, and return more where they are.
+        like: list[Any] = [facts, torch.is_grad_enabled()]
+        look_at(args, read, like)
+        if kwargs:
+            look_at(kwargs.items(), read, like)
         rows_of = self._storages.rows_of
         reads = rows_of(read, inside)
         writes = rows_of(facts.written_tensors(args, kwargs), inside) if facts.written else ()
-        in_place = self._accumulation.is_in_place(facts.func, args)
-        kind = kind_of(facts, read)
+        in_place = self._accumulation.is_in_place(func, args)
         del read
-        out = self._execution.run(facts, args, kwargs, timed=self._of_kind[kind] < ENOUGH)
-        # Only now, for an op that raises is none of the step, which may well go on.
-        self._kinds.append(kind)
-        self._of_kind[kind] += 1
+        out = self._execution.run(facts, args, kwargs, tuple(like))
         if in_place:
             self._storages.move(args[0], out)
-        births = None if in_place else rows_of(tensors_in((out,)), inside)
+            births = None
+        else:
+            births = rows_of([out] if isinstance(out, torch.Tensor) else tensors_in((out,)), inside)
         source = source_line() if runs_forward else ""
-        self._ops.add(facts, phase, self._calls.current, source, reads, writes, births)
+        self._ops.add(facts, phase, self._calls.current(), source, reads, writes, births)
         return out
 
 

@@ -86,7 +86,7 @@ class SavedTable:
         self._keep = keep
         self._storages, self._clock, self._current_call, self._unseen = storages, clock, current_call, unseen
         self._rows: list[_Row] = []
-        self._copies: weakref.WeakValueDictionary[tuple[int, int], _Copy] = weakref.WeakValueDictionary()
+        self._copies: dict[tuple[int, int], weakref.ref[_Copy]] = {}
         self._copy_count = 0
         # By copy that was handed to backward: when the storage that it got died, None while it is alive.
         self._copy_died: dict[int, int | None] = {}
@@ -111,7 +111,8 @@ class SavedTable:
         """How to get the tensor back, and the index of the copy that this needs."""
         if self._storages.is_resident(storage) or type(tensor) not in PLAIN_TENSORS:
             return (lambda: tensor), None
-        copy = self._copies.get((storage, tensor._version))
+        known = self._copies.get((storage, tensor._version))
+        copy = None if known is None else known()
         if copy is None:
             copy = self._new_copy(tensor, storage)
         rebuild = copy.like(tensor)
@@ -121,7 +122,7 @@ class SavedTable:
         with self._unseen():
             copy = _Copy(self._keep(tensor), self._copy_count)
         self._copy_count += 1
-        self._copies[storage, tensor._version] = copy
+        self._copies[storage, tensor._version] = weakref.ref(copy)
         return copy
 
     def _handed_out(self, tensor: torch.Tensor, copy: _Copy, storage: int) -> torch.Tensor:

@@ -60,25 +60,28 @@ class StorageTable:
 
     def index(self, tensor: torch.Tensor, category: Category) -> int | None:
         """Row of the tensor's storage, entered under ``category`` when it is new; ``None`` if it has none."""
-        if tensor.layout is not _STRIDED or is_functorch_wrapped(tensor):
-            return None
-        counted = tensor if self._stand_in is None else self._stand_in(tensor)
-        found = self._index.get(counted.untyped_storage()._cdata)
-        return self._enter(counted, category, stands_in=counted is not tensor) if found is None else found
+        rows = self.rows_of((tensor,), category)
+        return rows[0] if rows else None
 
-    def rows_of(self, tensors: list[torch.Tensor], category: Category) -> tuple[int, ...]:
+    def rows_of(self, tensors: Sequence[torch.Tensor], category: Category) -> tuple[int, ...]:
         """Rows of the storages of several tensors, each once."""
-        rows = [self.index(tensor, category) for tensor in tensors]
-        return tuple(dict.fromkeys([row for row in rows if row is not None]))
+        rows = []
+        for tensor in tensors:
+            if tensor.layout is not _STRIDED or is_functorch_wrapped(tensor):
+                continue
+            counted = tensor if self._stand_in is None else self._stand_in(tensor)
+            storage = counted.untyped_storage()
+            row = self._index.get(storage._cdata)
+            # What needs a stand-in was made by nothing that was recorded.
+            rows.append(self._enter(counted, storage, category, stands_in=counted is not tensor) if row is None else row)
+        return tuple(rows) if len(rows) < 2 else tuple(dict.fromkeys(rows))
 
-    def _enter(self, tensor: torch.Tensor, category: Category, *, stands_in: bool) -> int:
-        index, storage = len(self._rows), tensor.untyped_storage()
-        # What needs a stand-in was made by nothing that was recorded.
+    def _enter(self, tensor: torch.Tensor, storage: torch.UntypedStorage, category: Category, *, stands_in: bool) -> int:
+        index = len(self._rows)
         resident = stands_in or storage._cdata in self._at_start
         if resident and category in (Category.ACTIVATION, Category.TEMPORARY):
             category = Category.INPUT
-        born = 0 if resident else self._clock()
-        self._rows.append(_Row(self._counting.size(tensor), category, born, None, resident))
+        self._rows.append(_Row(self._counting.size(tensor), category, 0 if resident else self._clock(), None, resident))
         self._watch(storage, index)
         return index
 
@@ -119,8 +122,12 @@ class StorageTable:
 
     def bytes_born_at(self, op: int, rows: Iterable[int]) -> int:
         """Bytes of those rows, each named once, that op ``op`` allocated."""
-        found = [self._rows[row] for row in rows]
-        return sum([row.bytes for row in found if row.born == op and not row.resident])
+        size = 0
+        for index in rows:
+            row = self._rows[index]
+            if row.born == op and not row.resident:
+                size += row.bytes
+        return size
 
     def correct(self, op: int, rows: Sequence[int], sizes: Sequence[int]) -> None:
         """The storages that op ``op`` returned turned out to have these sizes: kernels may leave more in one than it needs."""
@@ -133,7 +140,7 @@ class StorageTable:
     def records(self) -> tuple[Storage, ...]:
         """The rows as records; what is still alive outlives the step."""
         end = self._clock()
-        return tuple(Storage(r.bytes, r.category, r.born, end if r.freed is None else r.freed, r.resident) for r in self._rows)
+        return tuple([Storage(r.bytes, r.category, r.born, end if r.freed is None else r.freed, r.resident) for r in self._rows])
 
     def close(self) -> None:
         """Stop watching."""

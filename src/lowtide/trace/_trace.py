@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import chain
 
 import torch
 from torch import nn
@@ -61,12 +62,17 @@ def trace(
     if device is not None or gpu is not None:
         raise InvalidInputError("a device or GPU to trace for was given for a real step, which runs where its model is: add fake=True")
     with no_collection():
-        state = TrainingState(model)
-        try:
-            _settle(step, offload)
-            return record_step(model, step, offload=offload)
-        finally:
-            state.restore()
+        return _recorded_as_it_was(model, step, offload)
+
+
+def _recorded_as_it_was(model: nn.Module, step: Callable[[], object], offload: bool) -> StepTrace:
+    # The state is gone when the garbage collector, which would look at all of its parts, comes back.
+    state = TrainingState(model)
+    try:
+        _settle(step, offload)
+        return record_step(model, step, offload=offload)
+    finally:
+        state.restore()
 
 
 def _settle(step: Callable[[], object], offload: bool) -> None:
@@ -90,7 +96,7 @@ def record_step(model: nn.Module, step: Callable[[], object], *, offload: bool =
         Exception: whatever the step raises.
     """
     device = device_of(model)
-    keep = kept_by(away if offload else beside)
+    keep = kept_by(away) if offload else beside
     return _with_backward(Recorder(model, Counting.on(device), real_execution(device), keep).record(step))
 
 
@@ -102,5 +108,5 @@ def _with_backward(recorded: StepTrace) -> StepTrace:
 
 def device_of(model: nn.Module) -> torch.device:
     """The device whose memory counts: the first accelerator that holds a parameter or buffer, else the CPU."""
-    devices = [tensor.device for tensor in [*model.parameters(), *model.buffers()]]
-    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    tensors = chain(model.parameters(), model.buffers())
+    return next((tensor.device for tensor in tensors if not tensor.is_cpu), torch.device("cpu"))
