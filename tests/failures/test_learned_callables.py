@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -94,3 +96,87 @@ def test_regions_in_regions(compare, steadily):
 
     compare(scenario)
     assert steadily["replays"] > 0
+
+
+def block():
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(0.2))
+
+
+class Holding:
+    """No module; one of its attributes is."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x) * 2
+
+
+HELD = {
+    "attribute": lambda module: Holding(module).forward,
+    "list": lambda module: Chain([module]),
+    "whole and part": lambda module: Chain([module, module[1]]),
+    "part and whole": lambda module: Chain([module[1], module]),
+}
+CHANGED = {
+    "nothing": lambda put, module: None,
+    "eval": lambda put, module: module.eval(),
+    "parts": lambda put, module: module.append(nn.Sigmoid()),
+    "exchanged": lambda put, module: put(block()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.parametrize("held", HELD)
+def test_modules_that_a_callable_holds(compare, held, change):
+    """One is exchanged before a forward, and what is there then changes before the backward of it."""
+
+    def scenario(region):
+        first, other = block(), block()
+        target = HELD[held](first)
+        owner = getattr(target, "__self__", target)
+
+        def put(module):
+            if held == "attribute":
+                owner.module = module
+            else:
+                owner.parts[-1 if held == "part and whole" else 0] = module
+
+        run, x = region(target), torch.randn(3, 4, requires_grad=True)
+        for turn in range(WARM + 4):
+            if turn == WARM + 1:
+                put(other)
+            loss = run(x * 1).square().sum()
+            if turn == WARM + 1:
+                CHANGED[change](put, other)
+            loss.backward()
+        seen = [[p.grad for p in module.parameters()] + [dict(module.named_buffers())] for module in (first, other)]
+        return [x.grad, *seen]
+
+    compare(scenario)
+
+
+def test_what_wraps_a_region_is_not_that_region(compare):
+    """`functools.wraps` makes the wrapper carry what its function carries, and name it as what it wraps."""
+
+    def scenario(region):
+        scale = 1.0
+
+        def scaled(x):
+            return torch.sin(x * scale)
+
+        inner = region(scaled)
+
+        @functools.wraps(inner)
+        def wrapper(x):
+            return torch.cos(inner(x) * 3)
+
+        run, x = region(Chain([wrapper])), torch.randn(3, requires_grad=True)
+        for turn in range(WARM + 3):
+            loss = run(x * 1).square().sum()
+            if turn == WARM + 1:
+                scale += 1
+            loss.backward()
+        return x.grad
+
+    compare(scenario)

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import chain
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,15 @@ from torch import nn
 from lowtide import _torch_private as private
 from lowtide.engine._guards._outside import read
 from lowtide.engine._guards._random import Random, moved, take_random
+from lowtide.engine._guards._running import heard_by
 from lowtide.engine._kept._keeping import holding_for, run_holding
 from lowtide.engine._kept._sites import Sites
 from lowtide.engine._learning import Before
+from lowtide.engine._meeting import Meeting
 from lowtide.engine._profile import Script
 from lowtide.engine._replay import meta_of, tell_once
 from lowtide.engine._sources import calling_frame, is_importing, is_library, user_line
+from lowtide.engine._state import has_state
 from lowtide.engine._tower import is_blind, tower
 from lowtide.engine._tree import mutable_types
 from lowtide.engine._unpack import unpack
@@ -52,6 +56,8 @@ class Audit:
         self._learned = learned
         self._sites = None if policy is None else Sites(call, _owner_of(call, target), frame.region.name)
         self._watcher = _Watcher(frame, call, self._script, self._sites)
+        call.profile.outside.prune()
+        self._meeting = Meeting(call)
         self._random_code = False
         self._inside = {id(own) for watch, _ in call.watches for own in watch.dictionaries()} if call.python_state else set()
         self._prints = ""
@@ -65,13 +71,14 @@ class Audit:
         self._flags, self._way = call.flags(), call.way()
         with tower.silence():
             before = Before(frame, call, target, args, kwargs)
-        self._watcher.before = before
+        self._watcher.before = self._meeting.before = before
         if frame.hashes is None:
             frame.hashes = {}
         result = self._run_watched(target, args, kwargs)
         with tower.silence():
             self._note_named()
             before.learn(self._random_code)
+            call.profile.meets = call.profile.meets or self._meeting.must_go_on()
         self._learn_script()
         if mutable_types() != changeable:
             call.profile.left = 0  # more will be taken apart from now on: what was learned of places among all that is, is learned again
@@ -85,7 +92,7 @@ class Audit:
         hook = self._watcher.pack_hook(pack if holding is None else holding.pack)
         private.push_hooks(hook if holding is None else holding.listen_to(hook), unpack)
         try:
-            with tower.watching(self), nullcontext() if self._sites is None else self._sites.watching():
+            with tower.watching(self), heard_by(self._meeting), nullcontext() if self._sites is None else self._sites.watching():
                 return target(*args, **kwargs) if holding is None else run_holding(holding, target, args, kwargs)
         finally:
             private.pop_hooks()
@@ -104,9 +111,13 @@ class Audit:
         self._watcher.see_result(result)
 
     def see_python(self, frame: FrameType, event: str, arg: Any) -> None:
-        """Called for each function call: notes user code that runs after itself, draws at random, or writes output."""
+        """Called where a function begins or ends: notes user code that runs after itself, draws at random, or writes output."""
         if event == "c_call":
             self._see_builtin(frame, arg.__name__)
+        elif event == "return":
+            with tower.silence():
+                self._call.profile.outside.note_end(frame, self._inside)
+                self._read_outside()
         elif not is_importing(frame):  # which happens once: no replay will do it
             code = frame.f_code
             self._random_code = self._random_code or _names_randomness(code, frame.f_globals)
@@ -127,8 +138,16 @@ class Audit:
 
     def _read_outside(self) -> None:
         outside, call = self._call.profile.outside, self._call
-        known = {id(place) for place, _, _ in call.outside}
-        call.outside += [read(place) for place in outside.places if id(place) not in known and not self._watcher.made(place.read())]
+        known = {(id(place.owner()), place.name) for place, _, _ in call.outside}
+        met = call.met
+        for place in chain(outside.places, outside.places_in(met)):
+            if (id(place.owner()), place.name) not in known and not self._watcher.made(place.read()):
+                call.outside.append(read(place, call.module, met.append))
+                value = call.outside[-1][1]
+                if has_state(type(value)):
+                    call.state(value)
+        if self._watcher.before is not None:
+            self._watcher.before.note_watches()
         call.take_states(outside)
 
     def _see_builtin(self, frame: FrameType, name: str) -> None:

@@ -14,17 +14,25 @@ from torch import nn
 
 from lowtide import _torch_private as private
 from lowtide.engine._guards._ambient import Ambient, for_replay, is_in_force, set_ambient, take_ambient
-from lowtide.engine._guards._attributes import Attributes, SlotTable, put_attributes, put_back_attributes, put_objects, take_attributes
+from lowtide.engine._guards._attributes import (
+    AttributeKeeper,
+    Attributes,
+    SlotTable,
+    put_attributes,
+    put_back_attributes,
+    put_objects,
+    take_attributes,
+)
 from lowtide.engine._guards._modules import Taken, Watch, watch_of
 from lowtide.engine._guards._outside import Read, changed, put_back_outside, put_outside
 from lowtide.engine._guards._random import NUMPY, PYTHON, Random, cpu_moved, put_random, take_random
 from lowtide.engine._guards._uses import checked
 from lowtide.engine._parts import Box, Place
 from lowtide.engine._profile import Profile, Script
-from lowtide.engine._state import put_state, take_state
+from lowtide.engine._state import has_state, put_state, take_state
 from lowtide.engine._thread import Mismatch, is_replaying, state
 from lowtide.engine._tower import uncompiled
-from lowtide.engine._tree import ATOMS, is_ordinary, load, places_in, store, store_object
+from lowtide.engine._tree import ATOMS, load, places_in, store, store_object
 from lowtide.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -35,7 +43,7 @@ if TYPE_CHECKING:
 
 
 _CALLED = frozenset({FunctionType, Box})
-_TELLING = frozenset({bool, str, type(None), *_CALLED})
+_TELLING = frozenset({bool, str, type(None), type, *_CALLED})
 
 
 class NotInitializedError(Exception):
@@ -83,6 +91,7 @@ class Call:
         watches: the modules that it may run, with what they held.
         states: generators and the like, with their state.
         objects: attributes of ordinary objects that it can reach: their dictionary, and the values in it.
+        met: objects that it can reach; until it is over.
         news: it can reach an object of a type that no watched call could reach.
         attributes: of modules, that such a call changes, with what they were.
         outside: what its code reads from elsewhere, as it was.
@@ -97,7 +106,7 @@ class Call:
     """
 
     __slots__ = (
-        "_keep", "ambient", "args", "attributes", "audited", "deep", "draws", "ended_at", "first", "fixed", "kept", "kwargs", "news",
+        "_keep", "ambient", "args", "attributes", "audited", "deep", "draws", "ended_at", "first", "fixed", "kept", "kwargs", "met", "news",
         "objects", "outside", "passing", "profile", "python_state", "random", "random_end", "script", "states", "target", "watches",
     )  # fmt: skip
 
@@ -128,13 +137,18 @@ class Call:
         self.audited = False
         self.ended_at = 0
         self._keep: Callable[[torch.Tensor], Place] | None = frame.keep
+        self.met: list[object] = []
         self.passing = passing
         self._take(target, fixed, args, kwargs)
         if passing:
             return
         outside = profile.outside
-        if outside.places:
-            self.outside = outside.take(self.module)
+        if outside:
+            self.outside = outside.take(self.module, self.met)
+            self.news = self.news or not profile.has_met(self.met)
+            for _, value, _ in self.outside[len(outside.places) :]:  # of what is in known places the states are taken below
+                if has_state(type(value)):
+                    self.state(value)
         if outside.stateful or outside.environment:
             self.take_states(outside)
         if profile.python_random:
@@ -205,9 +219,13 @@ class Call:
         for value in watch.states:
             self.state(value)
         if watch.containers and self.python_state:
-            self.attributes += take_attributes(watch.containers, copy=False, other=self.note_object)
+            keeper = AttributeKeeper(other=self._meet, module=self.module)
+            self.attributes += take_attributes(watch.containers, keeper)
+            for value in keeper.states:
+                self.state(value)
         if watch.changed:
-            self.attributes += take_attributes(watch.changed)
+            self.attributes += take_attributes(watch.changed, AttributeKeeper(copy=True))
+        self.met += self.watches[-1][1][3]
 
     def state(self, value: object) -> None:
         """Take the state of a generator, or of what is registered."""
@@ -223,7 +241,11 @@ class Call:
 
     def other(self, value: object) -> None:
         """Note what the attributes of an ordinary object are: they may be others by the time of the replay."""
-        self.news = self.news or (is_ordinary(type(value)) and weakref.ref(type(value)) not in self.profile.kinds)
+        self.news = self.news or not self.profile.has_met([value])
+        self._meet(value)
+
+    def _meet(self, value: object) -> None:
+        self.met.append(value)
         self.note_object(value)
 
     def note_object(self, value: object) -> None:
@@ -337,12 +359,12 @@ class Call:
 
     def _checked(self, target: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[[str], None]]:
         """What a replay runs, and what is called with the region's name afterwards: it raises if what the replay used had been modified."""
-        return checked(self.watches, self.outside, target) or (_watched(target) if self.audited else target, _all_is_well)
+        return checked(self.watches, self.attributes, self.outside, target) or (_watched(target) if self.audited else target, _all_is_well)
 
     def flags(self) -> tuple[Any, ...]:
         """What among the arguments and closure variables says how to go rather than with what: calls that differ in it differ in kind."""
         given = self._given()
-        return tuple(_code_of(value) if type(value) in _CALLED else value for value in given if type(value) in _TELLING)
+        return tuple(_telling(value) for value in given if type(value) in _TELLING)
 
     def way(self) -> tuple[int, ...] | None:
         """Of a function: its code and the numbers that it was given, which may say which of the modules in its reach it runs."""
@@ -357,6 +379,13 @@ class Call:
         names = _parameter_names(self.target, len(self.args))
         stored = [*zip(names, self.args, strict=True), *self.kwargs.items(), ("closure", self.target)]
         return [path for name, part in stored for path, found in places_in(part, name) if found is place]
+
+
+def _telling(value: Any) -> Any:
+    """What stands for a value that says how to go, and keeps no class alive."""
+    if type(value) in _CALLED:
+        return _code_of(value)
+    return weakref.ref(value) if type(value) is type else value
 
 
 def _code_of(value: Any) -> CodeType | None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from lowtide.engine._guards._ambient import take_ambient
-from lowtide.engine._guards._attributes import take_attributes
+from lowtide.engine._guards._attributes import AttributeKeeper, take_attributes
 from lowtide.engine._guards._modules import Watch, watch_of
 from lowtide.engine._guards._random import NUMPY, PYTHON, take_random
 from lowtide.engine._install import InstalledForward, RegionHandle
@@ -72,6 +72,8 @@ def explain(region: Any) -> tuple[Guard, ...]:
     if profile.outside.places:
         labels = ", ".join(place.label for place in profile.outside.places)
         guards.append(_timed(f"values elsewhere: {labels}", "its code reads them", profile.outside.take))
+    if profile.meets:
+        guards.append(Guard("modules as they begin to run", "it reaches some in a way that cannot be told beforehand", 0.0))
     if profile.copied:
         places = ", ".join(map(str, sorted(profile.copied)))
         guards.append(Guard(f"copies of its tensor inputs {places}", "a call writes to them", 0.0))
@@ -112,7 +114,8 @@ def _of_module(watch: Watch) -> list[Guard]:
         guards.append(Guard(f"copies of {names}", "a call writes to them", guards[0].seconds))
     if watch.changed:
         names = ", ".join(watch.path_of(own, name) for own, name in watch.changed)
-        guards.append(_timed(f"attributes {names}", "a call changes them", lambda: take_attributes(watch.changed)))
+        keeper = AttributeKeeper(copy=True)
+        guards.append(_timed(f"attributes {names}", "a call changes them", lambda: take_attributes(watch.changed, keeper)))
     if watch.states:
         kinds = ", ".join(type(value).__name__ for value in watch.states)
         held = f"generators held by the modules ({kinds})"

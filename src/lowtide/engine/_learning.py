@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import weakref
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from lowtide.engine._guards._random import NUMPY, PYTHON
 from lowtide.engine._parts import Box, Place
 from lowtide.engine._replay import tell_once
 from lowtide.engine._state import take_state
-from lowtide.engine._tree import Memo, is_ordinary, mark_mutable, store
+from lowtide.engine._tree import Memo, is_ordinary, mark_mutable, places_in, store
 
 if TYPE_CHECKING:
     from lowtide.engine._call import Call
@@ -42,9 +43,15 @@ class Before:
             call.take_deep(frame, self._memo, target, args, kwargs)
         self._random = random.getstate(), _numpy_state()
         self._inputs = list(frame.inputs.values())
-        self._watched = [_WatchBefore(watch, taken, self._python_state) for watch, taken in call.watches]
+        self._watched: list[_WatchBefore] = []
+        self.note_watches()
         self._written: dict[int, torch.Tensor] = {}
         self._note_storages()
+
+    def note_watches(self) -> None:
+        """Modules that were met since, which have not run yet."""
+        found = self._call.watches[len(self._watched) :]
+        self._watched += [_WatchBefore(watch, taken, self._python_state) for watch, taken in found]
 
     def _note_storages(self) -> None:
         """Of what the call was given: by storage, the place, the tensor and what stands for it."""
@@ -76,13 +83,17 @@ class Before:
 
     def _copy_outside(self, key: int) -> bool:
         """Copy a tensor that is reached elsewhere."""
-        outside = self._call.outside
-        found = [at for at, (_, value, parts) in enumerate(outside) if type(parts) is Version and private.storage_key(value) == key]
-        for at in found:
-            place, value, _ = outside[at]
-            place.copies = True
-            outside[at] = place, value, copy_of(value)
-        return bool(found)
+        outside, found = self._call.outside, False
+        for at, (place, value, parts) in enumerate(outside):
+            if type(parts) is Version and private.storage_key(value) == key:
+                place.copies = found = True
+                outside[at] = place, value, copy_of(value)
+            elif parts is not None:
+                for _, direct in places_in(parts, ""):
+                    if isinstance(direct, Direct) and not direct.copied and private.storage_key(direct.tensor) == key:
+                        place.copies = found = True
+                        direct.copy()
+        return found
 
     def learn(self, draws: bool) -> None:
         """Compare, and let profile and watches know."""
@@ -95,7 +106,7 @@ class Before:
         if profile.numpy_random and all(known is not NUMPY for known, _ in call.states):
             call.states.append((NUMPY, numpy))
         _keep_unchanged(self._memo, {id(tensor): known for tensor, known in self._inputs})
-        profile.kinds.update(weakref.ref(type(value)) for value, _ in self._memo.values())
+        profile.kinds.update(weakref.ref(type(value)) for value in chain((value for value, _ in self._memo.values()), call.met))
         for watched in self._watched:
             watched.learn(call)
         if self._written:
@@ -134,8 +145,7 @@ class _WatchBefore:
             self._copies[index] = self._taken[0][index].detach().clone()
         places = self._direct.pop(key, [])
         for place in places:
-            place.tensor = place.tensor.detach().clone().requires_grad_(place.tensor.requires_grad)
-            place.copied = True
+            place.copy()
         return index is not None or bool(places)
 
     def learn(self, call: Call) -> None:
@@ -232,7 +242,7 @@ def _is_part(part: Any, stored: Any, memo: Memo, places: dict[int, Held | Made])
 
 
 def _touched(stored: Any, changed: set[int]) -> bool:
-    return id(stored) in changed or (isinstance(stored, Direct) and stored.copied)
+    return id(stored) in changed or any(isinstance(place, Direct) and place.copied for _, place in places_in(stored, ""))
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from lowtide.engine._guards._reach import Outside
+from lowtide.engine._tree import is_ordinary
 
 if TYPE_CHECKING:
     from lowtide.engine._guards._modules import Watch
@@ -107,6 +108,7 @@ class Profile:
         unsteady: a replay made other values than its forward, and would again: every call is compared from then on.
         strangers: calls that went a way which no watched call had gone.
         outside: what its code reads from elsewhere.
+        meets: it runs modules to which nothing leads beforehand: each call watches them as they begin to run.
         watch: of the module whose forward it is.
         steady: of calls that need little and go the way of the call before.
         told: warnings that were given.
@@ -128,6 +130,7 @@ class Profile:
     unsteady: bool = False
     strangers: int = 0
     outside: Outside = field(default_factory=Outside)
+    meets: bool = False
     watch: Watch | None = None
     steady: Steady | None = None
     kept: dict[int, dict[Any, Learned]] = field(default_factory=dict)
@@ -135,6 +138,13 @@ class Profile:
     def is_news(self, flags: tuple[Any, ...]) -> bool:
         """Whether no watched call was given these flags, and there are few enough of them for that to matter."""
         return flags not in self.flags and len(self.flags) < _MOST_FLAGS
+
+    def has_met(self, values: list[object]) -> bool:
+        """Whether watched calls could reach objects of the types of all of these."""
+        for value in values:  # noqa: SIM110 – a generator takes longer
+            if is_ordinary(type(value)) and weakref.ref(type(value)) not in self.kinds:
+                return False
+        return True
 
     def met_stranger(self) -> None:
         """Watch the next call, or where calls never repeat, one after ever more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Protocol
 
@@ -18,10 +19,12 @@ from lowtide.engine._clock import clock, enter_at
 from lowtide.engine._frame import Frame
 from lowtide.engine._guards._modules import Watch
 from lowtide.engine._guards._random import moved, take_cpu
+from lowtide.engine._guards._running import heard_by
 from lowtide.engine._kept._holding import noting_sites
 from lowtide.engine._kept._keeping import holding_for, run_finding, run_holding
 from lowtide.engine._kept._learned import Learned, learned_of
 from lowtide.engine._learning import learn_surprises
+from lowtide.engine._meeting import Meeting
 from lowtide.engine._observers import tell_entered, tell_entering, tell_left
 from lowtide.engine._options import Options
 from lowtide.engine._profile import Profile
@@ -31,6 +34,8 @@ from lowtide.engine._thread import is_replaying, state
 from lowtide.engine._tree import ATOMS
 from lowtide.engine._unpack import unpack
 from lowtide.engine._values import hash_of
+
+_NOBODY = nullcontext()
 
 
 class Listener(Protocol):
@@ -133,6 +138,7 @@ class Region:
         call.draws = profile.torch_random or call.audited or moved(call.random)
         if call.kept is not None and call.draws and not (profile.torch_random or call.audited):
             call.kept.forget(frame)  # which of its calls drew is not known
+        call.met.clear()
         frame.leave(call)
         for watch, taken in call.watches:
             rebound = watch.rebound(taken)
@@ -179,7 +185,8 @@ class Region:
             hook = pack if call.fixed else frame.note_sites(pack)
         private.push_hooks(hook, unpack)
         try:
-            return target(*args, **kwargs) if holding is None else run_holding(holding, target, args, kwargs)
+            with heard_by(Meeting(call)) if call.profile.meets and not is_replaying() else _NOBODY:
+                return target(*args, **kwargs) if holding is None else run_holding(holding, target, args, kwargs)
         finally:
             private.pop_hooks()
 
@@ -238,6 +245,8 @@ def _run_forgetting(target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 def _only_watched(call: Call, target: Any) -> Watch | bool:
     """The module whose forward it is; true for a function that can refer to nothing that changes."""
+    if call.profile.meets:
+        return False
     if call.fixed:
         return call.watches[0][0] if len(call.watches) == 1 and not is_replaying() else False
     return call.target is target and isinstance(target, (FunctionType, BuiltinFunctionType)) and not call.watches

@@ -224,10 +224,13 @@ class Steady:
             return NEWS
         if not self._are_known(args) or not self._calls_the_same(target):
             return NEWS
-        outside, met = (), []  # type: Sequence[Read], list[nn.Module]
+        outside: Sequence[Read] = ()
         if profile.outside.places:
-            outside = profile.outside.take(met.append)
-            if len(met) != len(self.modules) or not all(ref() is module for ref, module in zip(self.modules, met, strict=True)):
+            modules, objects = [], []  # type: list[nn.Module], list[object]
+            outside = profile.outside.take(modules.append, objects)
+            if len(outside) != len(profile.outside.places) or len(modules) != len(self.modules) or not profile.has_met(objects):
+                return NEWS
+            if not all(ref() is module for ref, module in zip(self.modules, modules, strict=True)):
                 return NEWS
         watches = []
         for watch, trainings in self.watches:
@@ -235,6 +238,8 @@ class Steady:
             if taken is None:
                 return NEWS
             watches.append((watch, taken))
+            if taken[3] and not profile.outside.knows([*taken[3]]):
+                return NEWS
         profile.left -= 1
         region.profile = profile
         return self._run_in_frame(Frame(region), target, args, watches, outside)
@@ -265,7 +270,9 @@ class Steady:
 
     def _calls_the_same(self, target: Any) -> bool:
         """Whether the module is still watched as it was; whether nothing can change in what is no module."""
-        return self.profile.watch is self.watches[0][0] if self.sites is None else _is_settled(target)
+        if self.sites is None:
+            return self.profile.watch is self.watches[0][0]
+        return _is_settled(target) and self.profile.outside.knows([target])
 
     def _run_drawing(self, frame: Frame, call: SteadyCall, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call it, and keep the state of the generators if it drew."""
@@ -314,7 +321,7 @@ def steady_of(frame: Frame, call: Call) -> Steady | None:
     options, profile, script = frame.region.options, call.profile, call.script
     if script is None or not script.plain or script.late or is_replaying() or len(frame.calls) != 1 or frame.broken:
         return None
-    if options.policy is not None or options.check_values or profile.unsteady:
+    if options.policy is not None or options.check_values or profile.unsteady or profile.meets:
         return None
     if profile.outside.environment or profile.outside.stateful or (profile.outside.places and not options.python_state):
         return None

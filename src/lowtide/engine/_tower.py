@@ -125,8 +125,8 @@ _OUTPUT = frozenset({"print", "write", "writelines"})
 
 
 def _tell(frame: FrameType, event: str, arg: Any) -> None:
-    """Only calls of the user's own functions are of interest, and builtins that write or that compute attention."""
-    if event == "call":
+    """Only calls of the user's own functions are of interest, their ends, and builtins that write or that compute attention."""
+    if event in ("call", "return"):
         if is_library(frame.f_code.co_filename) or _is_generated(frame):
             return
     elif event != "c_call" or (arg.__name__ not in _OUTPUT and "attention" not in arg.__name__):

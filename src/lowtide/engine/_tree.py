@@ -178,14 +178,16 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return collector.found
 
 
-def places_in(stored: Any, path: str) -> Iterator[tuple[str, Place]]:
-    """Every ``Place`` with the path that leads to it."""
+def places_in(stored: Any, path: str, seen: set[int] | None = None) -> Iterator[tuple[str, Place]]:
+    """Every ``Place`` with the path that leads to it; ``seen``: boxes that were gone through."""
     if isinstance(stored, Place):
         yield path, stored
-    elif type(stored) is Box:
+    elif type(stored) is Box and (seen is None or id(stored) not in seen):
+        seen = set() if seen is None else seen
+        seen.add(id(stored))
         for index, part in enumerate(stored.parts):
             label = stored.labels[index] if index < len(stored.labels) else f"[{index}]"
-            yield from places_in(part, f"{path}{label}")
+            yield from places_in(part, f"{path}{label}", seen)
 
 
 def mark_mutable(kind: type) -> None:

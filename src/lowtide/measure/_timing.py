@@ -36,7 +36,7 @@ class Times:
     @property
     def replay_s(self) -> float:
         """Of the median, what went into replays, by the median of their shares: a run that was held up in one says little."""
-        shares = [replay / whole for replay, whole in zip(self.replays, self.seconds, strict=False)]
+        shares = [replay / whole if whole else 0.0 for replay, whole in zip(self.replays, self.seconds, strict=False)]
         return self.median_s * statistics.median(shares) if shares else 0.0
 
 

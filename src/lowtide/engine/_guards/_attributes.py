@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lowtide.engine._parts import Place
-from lowtide.engine._tree import load, slot_names, store, store_object
+from lowtide.engine._tree import load, places_in, slot_names, store, store_object
 
 ABSENT = object()
 # the dictionary, the name, and the value taken apart
@@ -23,13 +23,28 @@ class Direct(Place):
     Attributes:
         tensor: itself, or a copy where calls write to it.
         copied: it is a copy: each replay gets another.
+        version: of the tensor when it was met.
     """
 
-    __slots__ = ("copied", "tensor")
+    __slots__ = ("copied", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self.copied = False
+        self.version = _version_of(tensor)
+
+    def copy(self) -> None:
+        """Hold a copy: the tensor is written to."""
+        self.tensor = self.tensor.detach().clone().requires_grad_(self.tensor.requires_grad)
+        self.copied = True
+
+    def is_modified(self) -> bool:
+        """Whether the tensor was written to since."""
+        return not self.copied and _version_of(self.tensor) != self.version
+
+    def is_as(self, other: Direct) -> bool:
+        """Whether the tensor is the same and has not been written to in between."""
+        return self.tensor is other.tensor and self.version == other.version
 
 
 class SlotTable(Mapping[str, Any]):
@@ -74,7 +89,7 @@ class AttributeKeeper:
         *,
         deep: bool = False,
         copy: bool = False,
-        other: Callable[[object], None] | None = None,
+        other: Callable[[object], object] | None = None,
         module: Callable[[nn.Module], object] | None = None,
     ) -> None:
         self.deep = deep
@@ -86,8 +101,9 @@ class AttributeKeeper:
 
     def tensor(self, tensor: torch.Tensor) -> Place:
         """Note a tensor."""
-        place = Direct(tensor.detach().clone().requires_grad_(tensor.requires_grad) if self._copy else tensor)
-        place.copied = self._copy
+        place = Direct(tensor)
+        if self._copy:
+            place.copy()
         self.places.append(place)
         return place
 
@@ -110,11 +126,9 @@ class AttributeKeeper:
         self.states.append(value)
 
 
-def take_attributes(
-    places: list[tuple[dict[str, Any], str]], *, copy: bool = True, other: Callable[[object], None] | None = None
-) -> list[Attributes]:
-    """What these attributes are now; ``copy``: of their tensors as well; ``other`` is told of ordinary objects in them."""
-    keeper, memo = AttributeKeeper(copy=copy, other=other), {}  # type: tuple[AttributeKeeper, dict[int, Any]]
+def take_attributes(places: list[tuple[dict[str, Any], str]], keeper: AttributeKeeper) -> list[Attributes]:
+    """What these attributes are now, taken apart by ``keeper``."""
+    memo: dict[int, Any] = {}
     return [(own, name, store(own[name], keeper, memo) if name in own else ABSENT) for own, name in places]
 
 
@@ -142,6 +156,17 @@ def put_back_attributes(before: list[Attributes]) -> None:
     """Undo ``put_attributes``."""
     for own, name, value in before:
         _set(own, name, value)
+
+
+def modified_in(stored: Any, label: str) -> Iterator[tuple[str, torch.Tensor, int]]:
+    """The tensors of something taken apart that were written to since: what they are called, themselves and the version that they had."""
+    for path, place in places_in(stored, label):
+        if isinstance(place, Direct) and place.is_modified():
+            yield path, place.tensor, place.version
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def fetch_direct(place: Place) -> torch.Tensor:

@@ -103,6 +103,14 @@ class Watch:
         """Whether no watched call that could reach it went this way, and there are few enough ways for that to matter."""
         return way is not None and way not in self.ways and len(self.ways) < _MOST_WAYS
 
+    def has_gone_so(self) -> bool:
+        """Whether a call of it in the training modes of now was watched."""
+        return self.audited and self.training_now() in self.trainings
+
+    def expect_writes(self) -> None:
+        """Take it that calls write to every buffer, until one is watched."""
+        self.written = sorted({*self.written, *range(self._buffer_count)})
+
     def is_stale(self) -> bool:
         """Whether there are other modules in it than there were, or parameters that had no shape."""
         return self.lazy or self._structure.is_stale()

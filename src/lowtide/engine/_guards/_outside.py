@@ -15,14 +15,15 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
 
-from lowtide.engine._guards._attributes import ABSENT, AttributeKeeper, Direct, fetch_direct
-from lowtide.engine._tree import load, store
+from lowtide.engine._guards._attributes import ABSENT, AttributeKeeper, Direct, fetch_direct, modified_in
+from lowtide.engine._tree import is_ordinary, load, store
 
 _LARGEST_CONTAINER = 64
 CONTAINERS = frozenset({list, dict, set, deque})
@@ -52,6 +53,12 @@ class Place:
         self._weak = not isinstance(owner, (dict, type, types.CellType)) and type(owner).__weakrefoffset__ != 0
         self._owner: Any = weakref.ref(owner) if self._weak else owner
 
+    def of(self, owner: Any) -> Place:
+        """The same place in another object of the type."""
+        place = Place(owner, self.name, self.label)
+        place.copies = self.copies
+        return place
+
     def owner(self) -> Any:
         """What it is in; ``None`` if that is gone."""
         return self._owner() if self._weak else self._owner
@@ -67,13 +74,15 @@ class Place:
             return owner.get(self.name, ABSENT)
         if type(owner) is types.CellType:
             return _content(owner)
+        if type(owner) is ContextVar:
+            return owner.get(ABSENT)
         return getattr(owner, self.name, ABSENT)
 
     def write(self, value: Any) -> None:
-        """Put a value there; ``ABSENT`` leaves what is there."""
-        if value is ABSENT:
-            return
+        """Put a value there; ``ABSENT`` leaves what is there, and a replay runs in the context of its forward anyway."""
         owner = self.owner()
+        if value is ABSENT or type(owner) is ContextVar:
+            return
         if type(owner) is dict:
             owner[self.name] = value
         elif type(owner) is types.CellType:
@@ -97,30 +106,45 @@ def _holder(owner: Any, name: str) -> Any:
     return next((kind for kind in kinds if name in vars(kind) and not hasattr(vars(kind)[name], "__set__")), owner)
 
 
-def read(place: Place, module: Callable[[nn.Module], object] | None = None) -> Read:
-    """What is in a place; the parts of a container as well, for it may be changed itself. ``module`` is told of modules there."""
+def read(place: Place, module: Callable[[nn.Module], object] | None = None, other: Callable[[object], object] | None = None) -> Read:
+    """What is in a place; the parts of a container as well, for it may be changed itself.
+
+    Args:
+        place: where to look.
+        module, other: are told of modules and of ordinary objects there.
+    """
     value = place.read()
     if (type(value) in CONTAINERS or type(value) is tuple) and len(value) <= _LARGEST_CONTAINER:
-        return place, value, store(value, AttributeKeeper(module=module), {})
+        return place, value, store(value, AttributeKeeper(module=module, other=other, copy=place.copies), {})
     if module is not None and (isinstance(value, nn.Module) or (type(value) in _CALLABLE and place.in_object())):
-        store(value, AttributeKeeper(module=module), {})
+        store(value, AttributeKeeper(module=module, other=other), {})
+    elif other is not None and has_attributes(type(value)):
+        other(value)
     if isinstance(value, torch.Tensor) and not value.is_inference():
         return place, value, copy_of(value) if place.copies else Version(value._version)
     return place, value, None
 
 
+def has_attributes(kind: type) -> bool:
+    """Whether objects of a type are made of attributes of the user's."""
+    return kind is types.SimpleNamespace or is_ordinary(kind)
+
+
 def copy_of(tensor: torch.Tensor) -> Direct:
     """A tensor as it is now, of which each replay gets a copy of its own."""
-    stored = Direct(tensor.detach().clone().requires_grad_(tensor.requires_grad))
-    stored.copied = True
+    stored = Direct(tensor)
+    stored.copy()
     return stored
 
 
 def written_since(taken: list[Read]) -> Iterator[tuple[str, torch.Tensor, int]]:
     """The tensors that were modified since: what they are called, themselves and the version that they had."""
     for place, value, parts in taken:
-        if type(parts) is Version and value._version != parts:
-            yield place.label, value, parts
+        if type(parts) is Version:
+            if value._version != parts:
+                yield place.label, value, parts
+        elif parts is not None:
+            yield from modified_in(parts, place.label)
 
 
 def changed(taken: list[Read]) -> list[Read]:
@@ -144,7 +168,7 @@ def _same_parts(one: Any, other: Any) -> bool:
     if hasattr(one, "parts") and hasattr(other, "parts"):
         return len(one.parts) == len(other.parts) and all(map(_same_parts, one.parts, other.parts))
     if hasattr(one, "tensor") and hasattr(other, "tensor"):
-        return one.tensor is other.tensor
+        return bool(one.is_as(other))
     return one is other or (isinstance(one, (int, float, str)) and one == other)
 
 

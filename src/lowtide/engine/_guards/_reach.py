@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import threading
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from torch import nn
 
 from lowtide.engine._guards._attributes import ABSENT
-from lowtide.engine._guards._outside import CONTAINERS, DEFAULTS, Place, Read, read
+from lowtide.engine._guards._outside import CONTAINERS, DEFAULTS, Place, Read, has_attributes, read
 from lowtide.engine._guards._reads import Chain, Item, chains_of
 from lowtide.engine._sources import is_library
 from lowtide.engine._state import has_state
@@ -33,6 +35,8 @@ _IN_PLACE = (os.environ, os.getenv)
 class Outside:
     """The places that the code of a region reads.
 
+    What is read of one object is read of others of its type as well: those that a later call is given in its place.
+
     Attributes:
         places: in the order in which they were found.
         environment: environment variables are read.
@@ -44,12 +48,59 @@ class Outside:
         self.stateful: list[Place] = []
         self.environment = False
         self._known: dict[tuple[int, str], Place] = {}
+        self._owners: dict[int, Place] = {}
+        self._alike: dict[int, tuple[weakref.ref[type], dict[str, Place]]] = {}
         self._named: list[tuple[types.FunctionType, Any]] = []
         self._followed: set[types.CodeType] = set()
 
-    def take(self, module: Callable[[nn.Module], object] | None = None) -> list[Read]:
-        """What is there now. ``module`` is told of the modules."""
-        return [read(place, module) for place in self.places]
+    def __bool__(self) -> bool:
+        """Whether anything is read."""
+        return bool(self.places or self._alike)
+
+    def take(self, module: Callable[[nn.Module], object] | None = None, met: list[object] | None = None) -> list[Read]:
+        """What is there now, and what the code reads of objects that no watched call has met, but others of their types.
+
+        Args:
+            module: is told of the modules.
+            met: objects that a call can reach; those that are found are added.
+        """
+        if met is None:
+            met = []
+        taken = [read(place, module, met.append) for place in self.places]
+        return [*taken, *(read(place, module, met.append) for place in self.places_in(met))] if self._alike and met else taken
+
+    def places_in(self, met: list[object]) -> Iterator[Place]:
+        """The places in objects that no watched call has met; ``met`` may grow meanwhile."""
+        seen: set[int] = set()
+        for value in met:
+            alike = self._alike.get(id(type(value)))
+            if alike is None or alike[0]() is not type(value) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            owned = self._owners.get(id(value))
+            if owned is None or owned.owner() is not value:
+                yield from [place.of(value) for place in alike[1].values()]
+
+    def knows(self, values: list[object]) -> bool:
+        """Whether all that the code reads of these objects is among ``places``."""
+        return not self._alike or next(self.places_in(values), None) is None
+
+    def led_to(self, met: list[object], module: Callable[[nn.Module], object]) -> None:
+        """Tell ``module`` of all that every call finds: from places that are always there, and from those in objects that it was given.
+
+        Args:
+            met: the objects that it was given.
+            module: is told of the modules.
+        """
+        left, met = self.places, [*met]
+        given: set[int] = set()
+        found = left
+        while found:
+            given.update(map(id, met))
+            found = [place for place in left if id(place.owner()) in given or not has_attributes(type(place.owner()))]
+            left = [place for place in left if place not in found]
+            for place in found:
+                read(place, module, met.append)
 
     def states(self) -> list[object]:
         """Objects there whose state is to be taken."""
@@ -61,6 +112,8 @@ class Outside:
         self.places = [place for place in self.places if place.owner() is not None]
         self.stateful = [place for place in self.stateful if place.owner() is not None]
         self._known = {key: place for key, place in self._known.items() if place.owner() is not None}
+        self._owners = {key: place for key, place in self._owners.items() if place.owner() is not None}
+        self._alike = {key: (kind, names) for key, (kind, names) in self._alike.items() if kind() is not None}
 
     def note(self, frame: types.FrameType, inside: set[int]) -> None:
         """A function begins: note what its code will read.
@@ -75,6 +128,13 @@ class Outside:
             self._add_defaults(function)
             self._add_cells(function)
         self._follow_all(frame.f_code, frame.f_globals, frame.f_locals, inside)
+
+    def note_end(self, frame: types.FrameType, inside: set[int]) -> None:
+        """It ends: note what its code reads of the objects that it looked up by itself, as those it went over in a loop."""
+        code = frame.f_code
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        found = {name: value for name, value in frame.f_locals.items() if name not in given and name not in code.co_freevars}
+        self._follow_all(code, {}, found, inside)
 
     def note_named(self, inside: set[int]) -> list[types.FunctionType]:
         """The call is over: follow the functions that were named and did not run; returns them."""
@@ -93,7 +153,7 @@ class Outside:
     def _follow_all(self, code: types.CodeType, table: dict[str, Any], local: dict[str, Any], inside: set[int]) -> None:
         for chain in chains_of(code):
             value = (table if chain.is_global else local).get(chain.root, ABSENT)
-            if value is not ABSENT and len(self.places) < _MOST_PLACES:
+            if value is not ABSENT:
                 if chain.is_global and _may_be_rebound(chain.root, value):
                     self._add(table, chain.root, f"global {chain.root!r}")
                 given = not chain.is_global and chain.root not in code.co_freevars and bool(inside)
@@ -106,8 +166,8 @@ class Outside:
         for step in chain.steps:
             owner, path = value, f"{path}.{step}" if isinstance(step, str) else f"{path}[{step.key!r}]"
             value, is_place = _attribute(owner, step, inside) if isinstance(step, str) else (_entry(owner, step), False)
-            if is_place and (lasting or type(owner).__weakrefoffset__):  # no argument is to be kept alive
-                self._add(owner, str(step), path)
+            if is_place:
+                self._add(owner, str(step), path, lasting)
             self.environment = self.environment or (owner is os and step in _ENVIRONMENT)
             if value is ABSENT:
                 break
@@ -131,8 +191,8 @@ class Outside:
         names = dict.fromkeys([*own, *(name for kind in kinds for name in vars(kind) if not name.startswith("__"))])
         for name in names:
             _, is_place = _attribute(owner, name, inside)
-            if is_place and (lasting or type(owner).__weakrefoffset__) and len(self.places) < _MOST_PLACES:
-                self._add(owner, name, f"{path}.{name}")
+            if is_place:
+                self._add(owner, name, f"{path}.{name}", lasting)
 
     def _add_cells(self, fn: types.FunctionType) -> None:
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
@@ -145,13 +205,28 @@ class Outside:
             if any(type(value) in CONTAINERS for value in values):
                 self._add(fn, name, f"default arguments of {fn.__name__}")
 
-    def _add(self, owner: Any, name: str, label: str) -> None:
+    def _add(self, owner: Any, name: str, label: str, lasting: bool = True) -> None:
         known = self._known.get((id(owner), name))
         if known is None or known.owner() is not owner:
+            if not (lasting or type(owner).__weakrefoffset__) or len(self.places) >= _MOST_PLACES:  # no argument is to be kept alive
+                self._owners.pop(id(owner), None)
+                self._add_alike(Place(None, name, label), type(owner))
+                return
             self._known[id(owner), name] = place = Place(owner, name, label)
             self.places.append(place)
+            self._owners[id(owner)] = place
+            self._add_alike(place, type(owner))
             if has_state(type(place.read())):
                 self.stateful.append(place)
+
+    def _add_alike(self, place: Place, kind: type) -> None:
+        if not has_attributes(kind):
+            return
+        known, names = self._alike.get(id(kind), (None, {}))
+        if known is None or known() is not kind:
+            names = {}
+            self._alike[id(kind)] = weakref.ref(kind), names
+        names[place.name] = place
 
 
 def _function_of(frame: types.FrameType) -> types.FunctionType | None:
@@ -210,6 +285,8 @@ def _attribute(owner: Any, name: str, inside: set[int]) -> tuple[Any, bool]:
     if isinstance(owner, types.ModuleType):
         value = vars(owner).get(name, ABSENT)
         return value, _is_data(value) and not is_library(getattr(owner, "__file__", None) or "<frozen")
+    if isinstance(owner, ContextVar):
+        return (owner.get(ABSENT), True) if name == "get" else (ABSENT, False)
     if name == "__class__":
         return type(owner), False
     if isinstance(owner, threading.local):

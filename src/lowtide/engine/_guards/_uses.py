@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide import _torch_private as private
+from lowtide.engine._guards._attributes import Attributes, modified_in
 from lowtide.engine._guards._modules import Taken, Watch, still_as
 from lowtide.engine._guards._outside import Read, written_since
 from lowtide.errors import InputChangedError
@@ -48,12 +49,13 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def checked(
-    watches: Iterable[tuple[Watch, Taken]], outside: list[Read], target: Callable[..., Any]
+    watches: Iterable[tuple[Watch, Taken]], attributes: list[Attributes], outside: list[Read], target: Callable[..., Any]
 ) -> tuple[Callable[..., Any], Callable[[str], None]] | None:
     """Watch a replay where something was modified.
 
     Args:
         watches: the modules that it may run, with what they held in forward.
+        attributes: of theirs that were taken apart.
         outside: what it may read elsewhere, as it was in forward.
         target: what is run again.
 
@@ -63,6 +65,9 @@ def checked(
     """
     modified = [entry for watch, taken in watches if not still_as(taken) for entry in watch.changed_since(taken)]
     modified += written_since(outside) if outside else ()
+    if attributes:
+        changed = {(id(own), name) for watch, _ in watches for own, name in watch.changed}
+        modified += [entry for own, name, stored in attributes if (id(own), name) not in changed for entry in modified_in(stored, name)]
     if not modified:
         return None
     uses = _Uses()
