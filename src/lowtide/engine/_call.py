@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import weakref
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from lowtide import _torch_private as private
+from lowtide.engine._functions import parameter_names
 from lowtide.engine._guards._ambient import Ambient, for_replay, is_in_force, set_ambient, take_ambient
 from lowtide.engine._guards._attributes import (
     AttributeKeeper,
@@ -187,7 +187,7 @@ class Call:
             for name, arg in kwargs.items():
                 self.kwargs[name] = store(arg, self, memo)
         except InvalidInputError as error:
-            here = ([*_parameter_names(target, len(args)), *kwargs])[len(stored) + len(getattr(self, "kwargs", ()))]
+            here = ([*parameter_names(target, len(args)), *kwargs])[len(stored) + len(getattr(self, "kwargs", ()))]
             raise InvalidInputError(f"argument {here!r}: {error}") from None
 
     def take_deep(self, frame: Frame, memo: dict[int, Any], target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -376,7 +376,7 @@ class Call:
 
     def names_of(self, place: Place) -> list[str]:
         """What the user calls an argument: ``x``, ``batch['mask']``."""
-        names = _parameter_names(self.target, len(self.args))
+        names = parameter_names(self.target, len(self.args))
         stored = [*zip(names, self.args, strict=True), *self.kwargs.items(), ("closure", self.target)]
         return [path for name, part in stored for path, found in places_in(part, name) if found is place]
 
@@ -405,12 +405,3 @@ def _watched(target: Any) -> Any:
             return target(*args, **kwargs)
 
     return call
-
-
-def _parameter_names(target: Any, count: int) -> list[str]:
-    try:
-        parameters = list(inspect.signature(target).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
-    return names + [f"argument {index}" for index in range(len(names), count)]

@@ -7,6 +7,7 @@ that would be a cycle through autograd's nodes, which no garbage collector sees.
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable
@@ -115,3 +116,13 @@ def take_method(value: types.MethodType) -> Taken:
     """A method: its object may be one that is taken apart."""
     function = value.__func__
     return Box(lambda parts: types.MethodType(function, parts[0]), None), [value.__self__]
+
+
+def parameter_names(target: Any, count: int) -> list[str]:
+    """What the user calls the first ``count`` arguments."""
+    try:
+        parameters = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    return names + [f"argument {index}" for index in range(len(names), count)]
