@@ -27,7 +27,7 @@ from lowtide.engine._guards._modules import Taken, Watch, watch_of
 from lowtide.engine._guards._outside import Read, changed, put_back_outside, put_outside
 from lowtide.engine._guards._random import NUMPY, PYTHON, Random, cpu_moved, put_random, take_random
 from lowtide.engine._guards._uses import checked
-from lowtide.engine._parts import Box, Place
+from lowtide.engine._parts import Box, Held, Made, Place
 from lowtide.engine._profile import Profile, Script
 from lowtide.engine._state import has_state, put_state, take_state
 from lowtide.engine._thread import Mismatch, is_replaying, state
@@ -48,37 +48,6 @@ _TELLING = frozenset({bool, str, type(None), type, *_CALLED})
 
 class NotInitializedError(Exception):
     """A module has parameters that its first call will make. That call is left alone: there is nothing yet to go back to."""
-
-
-class Held(Place):
-    """An input of the frame.
-
-    Attributes:
-        index: its place in ``Frame.held``.
-        place: its place among all tensors that the member was given.
-        version: of the tensor when the call was entered.
-        copied: what is held is a copy, for the call writes to the tensor.
-        direct: it is held by the frame itself, not by the hooks around the region.
-    """
-
-    __slots__ = ("copied", "direct", "index", "place", "requires_grad", "version")
-
-    def __init__(self, index: int, place: int, requires_grad: bool, version: int, copied: bool) -> None:
-        self.index = index
-        self.place = place
-        self.direct = False
-        self.requires_grad = requires_grad
-        self.version = version
-        self.copied = copied
-
-
-class Made(Place):
-    """Tensor ``leaf`` of what member ``call`` returned."""
-
-    __slots__ = ("call", "leaf", "version")
-
-    def __init__(self, call: int, leaf: int, version: int) -> None:
-        self.call, self.leaf, self.version = call, leaf, version
 
 
 class Call:

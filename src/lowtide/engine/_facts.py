@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lowtide.engine._call import Held
+from lowtide.engine._parts import Held
 from lowtide.engine._tree import places_in
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lowtide import _torch_private as private
-from lowtide.engine._call import Call, Held, Made
-from lowtide.engine._parts import Place
+from lowtide.engine._call import Call
+from lowtide.engine._parts import Held, Made, Place
 from lowtide.engine._slot import Slot, gone
 from lowtide.engine._thread import is_replaying
 from lowtide.engine._tree import tensors_in

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 
 from lowtide import _torch_private as private
-from lowtide.engine._call import Held, Made
 from lowtide.engine._guards._attributes import ABSENT, AttributeKeeper, Direct
 from lowtide.engine._guards._modules import Watch, version_of
 from lowtide.engine._guards._outside import Version, copy_of
 from lowtide.engine._guards._random import NUMPY, PYTHON
-from lowtide.engine._parts import Box, Place
+from lowtide.engine._parts import Box, Held, Made, Place
 from lowtide.engine._replay import tell_once
 from lowtide.engine._state import take_state
 from lowtide.engine._tree import Memo, is_ordinary, mark_mutable, places_in, store

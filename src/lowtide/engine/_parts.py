@@ -46,3 +46,34 @@ class Box:
 
 
 Taken = tuple[Box, Sequence[Any]]
+
+
+class Held(Place):
+    """An input of the frame.
+
+    Attributes:
+        index: its place in ``Frame.held``.
+        place: its place among all tensors that the member was given.
+        version: of the tensor when the call was entered.
+        copied: what is held is a copy, for the call writes to the tensor.
+        direct: it is held by the frame itself, not by the hooks around the region.
+    """
+
+    __slots__ = ("copied", "direct", "index", "place", "requires_grad", "version")
+
+    def __init__(self, index: int, place: int, requires_grad: bool, version: int, copied: bool) -> None:
+        self.index = index
+        self.place = place
+        self.direct = False
+        self.requires_grad = requires_grad
+        self.version = version
+        self.copied = copied
+
+
+class Made(Place):
+    """Tensor ``leaf`` of what member ``call`` returned."""
+
+    __slots__ = ("call", "leaf", "version")
+
+    def __init__(self, call: int, leaf: int, version: int) -> None:
+        self.call, self.leaf, self.version = call, leaf, version

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from lowtide import _torch_private as private
-from lowtide.engine._call import Call, Held
+from lowtide.engine._call import Call
 from lowtide.engine._clock import clock, enter_at
 from lowtide.engine._frame import Frame
 from lowtide.engine._functions import take_function
@@ -34,6 +34,7 @@ from lowtide.engine._guards._outside import Read, changed
 from lowtide.engine._guards._random import moved, put_random, take_cpu, take_random
 from lowtide.engine._learning import learn_surprises
 from lowtide.engine._observers import OBSERVERS
+from lowtide.engine._parts import Held
 from lowtide.engine._replay import KeepAll, give_alive, unpack_in_replay
 from lowtide.engine._slot import Slot, gone
 from lowtide.engine._thread import StopReplay, is_replaying, state

@@ -20,8 +20,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from lowtide import _torch_private
-from lowtide.engine._call import Held
 from lowtide.engine._frame import Frame
+from lowtide.engine._parts import Held
 from lowtide.engine._region import Region
 from lowtide.engine._slot import Slot
 from lowtide.torch_compat import _messages
