@@ -224,10 +224,13 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
+_function_mode_at: Callable[[int], Any] = torch._C._get_function_stack_at
+
+
 def top_function_mode() -> Any:
     """The innermost function mode, if any."""
     count = function_mode_count()
-    return torch._C._get_function_stack_at(count - 1) if count else None
+    return _function_mode_at(count - 1) if count else None
 
 
 def function_modes() -> tuple[Any, ...]:

@@ -32,6 +32,7 @@ from lowtide.engine._guards._ambient import Ambient, is_in_force, take_ambient
 from lowtide.engine._guards._modules import Taken, Watch, still_as, watch_of
 from lowtide.engine._guards._outside import Read, changed
 from lowtide.engine._guards._random import moved, put_random, take_cpu, take_random
+from lowtide.engine._kept._keeping import Course, course_of, run_holding
 from lowtide.engine._learning import learn_surprises
 from lowtide.engine._observers import OBSERVERS
 from lowtide.engine._parts import Held
@@ -42,6 +43,7 @@ from lowtide.engine._tree import ATOMS, is_mutable, is_ordinary
 from lowtide.engine._unpack import unpack
 
 if TYPE_CHECKING:
+    from lowtide.engine._kept._keeping import Keeping
     from lowtide.engine._profile import Profile, Script
     from lowtide.engine._region import Region
 
@@ -62,7 +64,7 @@ class SteadyCall(Call):
     kwargs: Any = {}  # noqa: RUF012
     audited = deep = news = passing = False
     first = 0
-    kept = None
+    kept: Keeping | None = None
     random_end: bytes | None = None
 
     def __init__(self, steady: Steady, target: Any, args: list[Any], taken: list[tuple[Watch, Taken]], ambient: Ambient) -> None:
@@ -79,13 +81,15 @@ class SteadyCall(Call):
         """Fill the slots that autograd still holds, up to where what follows cannot belong to the op that asked."""
         if self.script is None or frame.hashes is not None or self.random_end is not None or self._is_elsewhere(frame):
             return False
-        slots, script = frame.slots, self.script
+        slots, script, kept = frame.slots, self.script, self.kept
         if script.others:
             _give_alive(frame, script.others)
         last = _last_wanted(slots, wanted.index, script.reach[wanted.index])
-        stop = script.end[last] if frame.region.options.early_stop else sys.maxsize
+        stop = (script.end if kept is None else script.stop)[last] if frame.region.options.early_stop else sys.maxsize
         target, args, _ = self.arguments(frame, [])
         pack, reached = _filling(slots, last, stop)
+        if kept is not None:
+            target = kept.returning(frame, pack, target, stop)
         try:
             self._run(target, args, pack, frame.since)
         except RuntimeError as error:
@@ -186,10 +190,11 @@ def _give_alive(frame: Frame, places: set[int]) -> None:
 
 
 def _last_wanted(slots: list[Any], wanted: int, end: int) -> int:
-    """The last place before ``end`` whose tensor autograd still holds."""
+    """The last place before ``end`` whose tensor autograd still holds, and is not there."""
     for place in range(end - 1, wanted, -1):
         ref = slots[place]
-        if ref is not None and ref() is not None:
+        slot = None if ref is None else ref()
+        if slot is not None and slot.value is None:
             return place
     return wanted
 
@@ -204,11 +209,13 @@ class Steady:
         script: the way they go.
         sites: where the tensors are saved on it, see ``Frame.sites``; ``None`` for the forward of a module.
         args: for each argument the argument, or a mark if it is a tensor.
+        course: which calls are kept; ``None`` without a policy.
     """
 
-    __slots__ = ("args", "modules", "options", "profile", "script", "sites", "watches")
+    __slots__ = ("args", "course", "modules", "options", "profile", "script", "sites", "watches")
 
-    def __init__(self, frame: Frame, call: Call, script: Script, modules: list[nn.Module]) -> None:
+    def __init__(self, frame: Frame, call: Call, script: Script, modules: list[nn.Module], course: Course | None) -> None:
+        self.course = course
         self.profile: Profile = call.profile
         self.options = frame.region.options
         self.script = script
@@ -224,6 +231,8 @@ class Steady:
         if profile.left <= 0 or OBSERVERS or region.listener is not None or region.options is not self.options:
             return NEWS
         if not self._are_known(args) or not self._calls_the_same(target):
+            return NEWS
+        if self.course is not None and not self.course.goes_on():
             return NEWS
         outside: Sequence[Read] = ()
         if profile.outside.places:
@@ -262,6 +271,8 @@ class Steady:
         if (self.sites is not None and frame.sites != self.sites) or not frame.leave_as(self.script, call):
             self.profile.steady = None
             frame.leave(call)
+        if call.kept is not None:
+            call.kept.trim(frame)
         for watch, taken in watches:
             if watch.has_own:
                 rebound = watch.rebound(taken)
@@ -283,9 +294,11 @@ class Steady:
         around = state.since
         if clock.now:
             state.since = enter_at(frame)
-        private.push_hooks(frame.pack_hook() if self.sites is None else frame.note_sites(frame.pack_hook()), unpack)
+        pack = frame.pack_hook() if self.sites is None else frame.note_sites(frame.pack_hook())
+        holding = None if self.course is None else self.course.holding(frame, call, pack)
+        private.push_hooks(pack if holding is None else holding.pack, unpack)
         try:
-            result = target(*args)
+            result = target(*args) if holding is None else run_holding(holding, target, args, {})
         finally:
             private.pop_hooks()
             if clock.now:
@@ -293,6 +306,8 @@ class Steady:
         if not may_draw and not moved(call.random):
             call.draws = False
             del call.random
+        elif not may_draw and call.kept is not None:
+            call.kept.forget(frame)  # which of its calls drew is not known
         elif may_draw and (crowded or threading.active_count() > 1):
             call.random_end = take_cpu()
         return result
@@ -322,7 +337,10 @@ def steady_of(frame: Frame, call: Call) -> Steady | None:
     options, profile, script = frame.region.options, call.profile, call.script
     if script is None or not script.plain or script.late or is_replaying() or len(frame.calls) != 1 or frame.broken:
         return None
-    if options.policy is not None or options.check_values or profile.unsteady or profile.meets:
+    if options.check_values or profile.unsteady or profile.meets:
+        return None
+    course = None if options.policy is None else course_of(frame, call, options.policy)
+    if course is None and options.policy is not None:
         return None
     if profile.outside.environment or profile.outside.stateful or (profile.outside.places and not options.python_state):
         return None
@@ -334,7 +352,7 @@ def steady_of(frame: Frame, call: Call) -> Steady | None:
         return None
     modules: list[nn.Module] = []
     profile.outside.take(modules.append)
-    return Steady(frame, call, script, modules) if _are_all_known(call, modules) else None
+    return Steady(frame, call, script, modules, course) if _are_all_known(call, modules) else None
 
 
 def _are_all_known(call: Call, modules: list[nn.Module]) -> bool:

@@ -13,9 +13,9 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide import _torch_compiler as torch_compiler
+from lowtide._torch_private import BareDispatchMode
 from lowtide.engine._sources import is_library
 
 
@@ -28,7 +28,7 @@ class Viewer(Protocol):
     def see_nothing_of_python(self) -> None: ...
 
 
-class TowerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class TowerMode(BareDispatchMode):  # type: ignore[no-untyped-call]
     """Tells every viewer of the thread about every op."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
 
 from lowtide import _torch_private as private
 from lowtide.engine._kept._between import Between
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
 Key = tuple[Any, int]
+_NO_KWARGS: dict[str, Any] = {}
 
 
 class Finder(Between):
@@ -43,30 +44,29 @@ class Finder(Between):
         index = self.calls[func]
         self.calls[func] = index + 1
         kwargs = kwargs or {}
-        if index not in indices or not self._is_ours():
+        hooks = private.top_hooks()
+        if index not in indices or hooks is None or hooks[0] is not self._pack:
             return func(*args, **kwargs)
         given = tensors_of(args)
         return self.kept_call((func, index), func, args, kwargs, given + tensors_of(kwargs.values()) if kwargs else given)
 
-    def module_called(self, module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The forward of a module that is ever kept was called."""
-        key = id(module)
+    def linear_called(self, given: list[torch.Tensor]) -> Any:
+        """The forward of an ``nn.Linear`` was called: all it does is to call the function of that name with these tensors."""
+        index = self.calls[F.linear]
+        self.calls[F.linear] = index + 1
+        hooks = private.top_hooks()
+        if index not in self._indices[F.linear] or hooks is None or hooks[0] is not self._pack:
+            return F.linear(*given)
+        return self.kept_call((F.linear, index), F.linear, given, _NO_KWARGS, given)
+
+    def module_called(self, key: int, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The forward of a module, named by its ``id``, was called."""
         index = self.calls.get(key)
         if index is None:
             return run(*args, **kwargs)
         self.calls[key] = index + 1
         given = self._given(args, kwargs) if index in self._indices[key] and self._is_ours() else None
         return run(*args, **kwargs) if given is None else self.kept_call((key, index), run, args, kwargs, given)
-
-    def run_closed(self, module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The forward of a module in which no function is looked at was called."""
-        if private.top_function_mode() is not self:
-            return self.module_called(module, run, args, kwargs)
-        private.pop_function_mode()
-        try:
-            return self.module_called(module, run, args, kwargs)
-        finally:
-            private.push_function_mode(self)
 
     @staticmethod
     def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from lowtide import _torch_private as private
 from lowtide.engine._kept._finding import Finder, Key, Pack
-from lowtide.engine._kept._kept import Around, Holder, Kept, is_own
+from lowtide.engine._kept._kept import After, Around, Holder, Kept, Result, is_own, shape_of
 from lowtide.engine._kept._origins import ELSEWHERE, INSIDE, Known, Origin, origin_of
 from lowtide.engine._slot import Slot
 from lowtide.engine._sources import calling_frame
@@ -20,7 +21,7 @@ from lowtide.engine._tower import tower
 if TYPE_CHECKING:
     from lowtide.engine._call import Call
     from lowtide.engine._frame import Frame
-    from lowtide.engine._kept._learned import Choice, Learned
+    from lowtide.engine._kept._learned import Choice, Learned, Traits
 
 
 class _Now:
@@ -57,7 +58,10 @@ class Holding(Finder):
         self.free: dict[int, int] = {}
         self.call, self.learned = call, learned
         self._frame, self._now = frame, _Now()
-        super().__init__(choice, _packing_around(self._now, pack) if frame.packs_kept else _packing(frame, self._now, self.free, pack))
+        if frame.packs_kept:
+            super().__init__(choice, _packing_around(self._now, pack))
+        else:
+            super().__init__(choice, _packing(frame, self._now, self.free, learned, pack))
 
     @property
     def pack(self) -> Pack:
@@ -71,96 +75,112 @@ class Holding(Finder):
 
     def kept_call(self, key: Key, run: Callable[..., Any], args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """Run it, noting what autograd saves, and hold its result."""
-        now, versions = self._now, _versions(given)
-        if versions is None or now.given is not None:
+        now = self._now
+        try:
+            versions = [*map(_version_of, given)]
+        except RuntimeError:  # tensors of inference mode have none
             return run(*args, **kwargs)
-        kept = Kept(len(self._frame.slots), [tensor.shape for tensor in given])
+        if now.given is not None:
+            return run(*args, **kwargs)
+        kept = Kept(len(self._frame.slots), [*map(shape_of, given)])
         now.given, now.versions, now.origins = given, versions, kept.origins
         try:
             result = run(*args, **kwargs)
         finally:
-            inside, now.given, now.inside = now.inside, None, []
-        if versions == _versions(given) or is_batch_norm(key[0]):
-            if self.call.audited or private.function_mode_count():
-                with private.without_function_modes(), tower.silence():
-                    self._hold(key, kept, result, given, inside)
-            else:
-                self._hold(key, kept, result, given, inside)
-            self._note_random(key, kept, args, kwargs)
+            inside, now.given = now.inside, None
+            if inside:
+                now.inside = []
+        traits = self.choice.traits[key[0]]
+        if versions != [*map(_version_of, given)] and not traits.writes_statistics:
+            return result
+        frame, plain = self._frame, type(result) is torch.Tensor and not self.learned.copied
+        if not plain or frame.packs_kept or self.call.audited or private.function_mode_count():
+            with private.without_function_modes(), tower.silence():
+                self._hold(key, kept, result, given, inside, traits)
+        elif is_own(result, given):
+            version = None if traits.fills_later or result.is_inference() else result._version
+            kept.result = Result(len(frame.held), result.requires_grad, version, False)
+            kept.results = (kept.result,)
+            frame.held.append(result.detach())
+            self.kept[key] = kept
+            if version is not None:
+                self.free[private.storage_key(result)] = version
+            if inside:
+                self._settle(key, kept, inside)
+        if not traits.never_draws:
+            self._note_after(key, kept, args, kwargs)
         return result
 
-    def _hold(self, key: Key, kept: Kept, result: Any, given: list[torch.Tensor], inside: list[tuple[int, torch.Tensor]]) -> None:
-        frame, copied, settled = self._frame, key in self.learned.copied, not _fills_later(key[0])
-        if type(result) is torch.Tensor and not copied and not frame.packs_kept:
-            if not is_own(result, given):
-                return
-            kept.hold_tensor(frame, result, settled)
-        elif not kept.hold(Holder(frame, copied, settled), result, given):
+    def _hold(
+        self, key: Key, kept: Kept, result: Any, given: list[torch.Tensor], inside: list[tuple[int, torch.Tensor]], traits: Traits
+    ) -> None:
+        frame = self._frame
+        if not kept.hold(Holder(frame, key in self.learned.copied, not traits.fills_later), result, given):
             return
         self.kept[key] = kept
         if frame.packs_kept:
             for place, tensor in inside:
                 kept.origins[place] = Around(frame.hold(tensor))
             return
-        if inside and type(key[0]) is not int:
-            for place, tensor in inside:
-                self._settle(kept.first + place, tensor)
         for held in kept.results:
             if held.version is not None:
                 self.free[private.storage_key(frame.held[held.index])] = held.version
+        self._settle(key, kept, inside)
 
-    def _settle(self, index: int, tensor: torch.Tensor) -> None:
+    def _settle(self, key: Key, kept: Kept, inside: list[tuple[int, torch.Tensor]]) -> None:
         """An op may fill a tensor after it was saved, as noise is; nobody else can have written to it yet."""
-        ref = self._frame.slots[index]
-        slot = None if ref is None else ref()
-        if slot is not None:
-            slot.version = tensor._version
-
-    def _note_random(self, key: Key, kept: Kept, args: Any, kwargs: Any) -> None:
         if type(key[0]) is int:
-            kept.calls = dict(self.calls)
+            return
+        for place, tensor in inside:
+            ref = self._frame.slots[kept.first + place]
+            slot = None if ref is None else ref()
+            if slot is not None:
+                slot.version = tensor._version
+
+    def _note_after(self, key: Key, kept: Kept, args: Any, kwargs: Any) -> None:
+        if type(key[0]) is int:
             states = [value for value, _ in self.call.states]
         else:
             states = [value for value in (*args, *kwargs.values()) if type(value) is torch.Generator]
-            if not states and getattr(key[0], "__name__", "") in _NEVER_DRAW:
-                return
-        if states or self.call.profile.torch_random:
-            kept.note_random(states)
+        drawn = states if states or self.call.profile.torch_random else None
+        if type(key[0]) is int:
+            kept.after = After(dict(self.calls), drawn)
+        elif drawn is not None:
+            kept.after = After(None, drawn)
 
 
-def _fills_later(function: Any) -> bool:
-    """Whether it is a collective: its result is filled, and has another version, at a time that differs from process to process."""
-    space = getattr(function, "namespace", None) or str(getattr(function, "_qualified_op_name", "")).partition("::")[0]
-    return space in _COLLECTIVES
+_version_of = attrgetter("_version")
 
 
-_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor"})
-_NEVER_DRAW = frozenset(
-    {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d", "layer_norm", "rms_norm", "group_norm"}
-    | {"batch_norm", "gelu", "silu", "relu", "tanh", "sigmoid", "softmax", "log_softmax", "cross_entropy", "topk", "add", "mul", "cat"}
-)
-"""Where a region draws, it is noted after each kept call where that left the generators; but not after calls of these."""
+def _packing(  # noqa: C901 – one straight line, for every saved tensor pays it
+    frame: Frame, now: _Now, free: dict[int, int], learned: Learned, pack: Pack
+) -> Pack:
+    """The pack hook where the region itself holds what is kept: that needs no slot.
 
-
-def _versions(given: list[torch.Tensor]) -> list[int] | None:
-    """Of each tensor; ``None`` if one is of inference mode, for those have none."""
-    try:
-        return [tensor._version for tensor in given]
-    except RuntimeError:
-        return None
-
-
-def _packing(frame: Frame, now: _Now, free: dict[int, int], pack: Pack) -> Pack:
-    """The pack hook where the region itself holds what is kept: that needs no slot."""
-    slots, region, key_of, version_of = frame.slots, frame.region, private.storage_key, free.get
+    To see that a tensor shares memory with a result that is held takes as long as to save it, so that is only looked for where it
+    was so in the call before: to miss one costs a replay at most.
+    """
+    slots, region, key_of, version_of, add = frame.slots, frame.region, private.storage_key, free.get, frame.slots.append
+    known = learned.free
+    count = 0 if known is None else len(known)
+    found: list[bool] | None = None
+    if known is None:
+        found = learned.free = []
 
     def pack_kept(tensor: torch.Tensor) -> Any:
-        version = None if tensor.is_leaf or not free else version_of(key_of(tensor))
-        if version is not None and tensor._version == version:
-            slots.append(None)
-            packed: Any = tensor.detach(), version, region
+        place, version = len(slots), None
+        if place >= count or known[place]:  # type: ignore[index]
+            if free and not tensor.is_leaf:
+                version = version_of(key_of(tensor))
+                if version is not None and tensor._version != version:
+                    version = None
+            if found is not None and place == len(found):
+                found.append(version is not None)
+        if version is None:
+            packed: Any = pack(tensor)
         else:
-            packed = pack(tensor)
+            add(None)
+            packed = tensor.detach(), version, region
         given = now.given
         if given is None:
             return packed
@@ -206,11 +226,6 @@ def noting_sites(frame: Frame, pack: Pack) -> Pack:
         return pack(tensor)
 
     return note_and_pack
-
-
-def is_batch_norm(function: Any) -> bool:
-    """It writes to running statistics among its arguments; a replay is given copies of those, which nobody sees afterwards."""
-    return "batch_norm" in getattr(function, "__name__", "")
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lowtide import _torch_private as private
 from lowtide.engine._clock import clock
 from lowtide.engine._kept._finding import Finder
 from lowtide.engine._kept._holding import Holding
-from lowtide.engine._kept._learned import NOTHING, Choice, Learned
-from lowtide.engine._kept._modules import stand_ins
+from lowtide.engine._kept._kept import NO_RESULT
+from lowtide.engine._kept._learned import NOTHING, Choice, Learned, learned_of, table_of
+from lowtide.engine._kept._modules import put_stand_ins, take_out_stand_ins
 from lowtide.engine._kept._returning import Returning
 from lowtide.engine._thread import state
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
     from lowtide.engine._kept._finding import Key, Pack
     from lowtide.engine._kept._kept import Kept
+    from lowtide.engine._options import Policy
 
 _REPLAYING = ("torch.utils.checkpoint", "lowtide.torch_compat")
 
@@ -52,18 +55,49 @@ class Keeping:
             if needed >= kept.first + len(kept.origins):
                 break
             kept.release(frame)
-            del self.kept[key]
+            if kept.first <= needed:
+                kept.results, kept.result = (), NO_RESULT
+            else:
+                del self.kept[key]
 
-    def returning(self, frame: Frame, pack: Pack, target: Callable[..., Any]) -> Callable[..., Any]:
-        """The callable, for a replay under this pack hook."""
+    def returning(self, frame: Frame, pack: Pack, target: Callable[..., Any], stop: int = sys.maxsize) -> Callable[..., Any]:
+        """The callable, for a replay under this pack hook, which ends the replay when so many tensors have been saved."""
         if not self.kept:
             return target
-        finder = Returning(frame, self.kept, self.learned, self.choice, pack)
+        finder = Returning(frame, self.kept, self.learned, self.choice, pack, stop)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return run_finding(finder, target, args, kwargs)
 
         return call
+
+
+class Course(NamedTuple):
+    """What calls that go the way of the call before keep.
+
+    Attributes:
+        learned: what is known of such calls.
+        choice: which calls are kept.
+    """
+
+    learned: Learned
+    choice: Choice
+
+    def goes_on(self) -> bool:
+        """Whether nothing else was chosen since, and the region itself holds what it keeps."""
+        return self.learned.latest is self.choice and private.top_hooks() is None
+
+    def holding(self, frame: Frame, call: Call, pack: Pack) -> Holding | None:
+        """What finds the calls to keep; ``None`` where there are none."""
+        return Holding(frame, call, self.learned, self.choice, pack) if self.choice.indices else None
+
+
+def course_of(frame: Frame, call: Call, policy: Policy) -> Course | None:
+    """What calls like this one keep; ``None`` where that may differ from one to the next."""
+    learned = learned_of(call, policy)
+    if learned is None or frame.nested or not call.fixed or table_of(call).get(id(policy)) is None:
+        return None
+    return Course(learned, learned.latest)
 
 
 def _last_needed(frame: Frame) -> int:
@@ -79,7 +113,7 @@ def choice_for(frame: Frame, learned: Learned) -> Choice:
     """Which calls to keep. Inside another region, of what was chosen by the time when the outermost one was entered."""
     around = frame.around_pack
     if around is None:
-        return learned.choices[-1] if learned.choices else NOTHING
+        return learned.latest
     module = getattr(around, "__module__", "")
     frame.packs_kept = not module.startswith(_REPLAYING)
     return learned.choice_at(state.since if module.startswith("lowtide.engine") else clock.now)
@@ -102,21 +136,18 @@ def run_holding(holding: Holding, target: Callable[..., Any], args: Any, kwargs:
 
 def run_finding(finder: Finder, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call the target; the finder is told of its calls."""
-    if finder.choice.modules or finder.choice.closed:
-        with stand_ins(finder):
-            return _run_under(finder, target, args, kwargs)
+    choice = finder.choice
+    stand_ins, functions = choice.stand_ins, choice.functions
     around, state.finder = state.finder, finder
+    if stand_ins:
+        put_stand_ins(stand_ins)
+    if functions:
+        private.push_function_mode(finder)
     try:
-        return _run_under(finder, target, args, kwargs)
+        return target(*args, **kwargs)
     finally:
+        if functions:
+            private.pop_function_mode()
+        if stand_ins:
+            take_out_stand_ins(stand_ins)
         state.finder = around
-
-
-def _run_under(finder: Finder, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    if not finder.choice.functions:
-        return target(*args, **kwargs)
-    private.push_function_mode(finder)
-    try:
-        return target(*args, **kwargs)
-    finally:
-        private.pop_function_mode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
 
 _NOTHING = torch.empty(0)
-_NO_STATES: list[tuple[object, Any]] = []
+NO_RESULT: Any = object()
+"""In place of what a call returned that nobody will ask for: what it saved is all that a replay needs, and its end."""
+shape_of: Callable[[torch.Tensor], torch.Size] = attrgetter("shape")
 
 
 class Around(int):
@@ -43,6 +47,30 @@ class Result(Place):
         self.index, self.requires_grad, self.version, self.copied = index, requires_grad, version, copied
 
 
+class After:
+    """Where a kept call left what is no tensor.
+
+    Attributes:
+        calls: of a module, how often each function had been called when it returned.
+        random: the random generators; ``None`` in a region that does not draw.
+        states: other generators.
+    """
+
+    __slots__ = ("calls", "random", "states")
+
+    def __init__(self, calls: dict[Any, int] | None, states: list[object] | None) -> None:
+        self.calls = calls
+        self.random: Random | None = None if states is None else take_random()
+        self.states = [(value, take_state(value)) for value in states or ()]
+
+    def put(self) -> None:
+        """Have the generators there again."""
+        if self.random is not None:
+            put_random(self.random)
+        for value, state in self.states:
+            put_state(value, state)
+
+
 class Kept:
     """What a replay needs to do without the call.
 
@@ -52,22 +80,18 @@ class Kept:
         origins: for each tensor that autograd saved in it, where that comes from.
         result: what it returned, taken apart.
         results: the tensors in that.
-        calls: of a module, how often each function had been called when it returned.
-        random: where it left the random generators; ``None`` in a region that does not draw.
-        states: where it left other generators.
+        after: where it left what is no tensor; ``None`` if it moved nothing.
     """
 
-    __slots__ = ("calls", "first", "origins", "random", "result", "results", "shapes", "states")
+    __slots__ = ("after", "first", "origins", "result", "results", "shapes")
 
     def __init__(self, first: int, shapes: list[torch.Size]) -> None:
         self.first = first
         self.shapes = shapes
         self.origins: list[Origin | Around] = []
+        self.after: After | None = None
         self.result: Any = None
-        self.results: list[Result] = []
-        self.calls: dict[Any, int] | None = None
-        self.random: Random | None = None
-        self.states = _NO_STATES
+        self.results: tuple[Result, ...] = ()
 
     def hold(self, holder: Holder, result: Any, given: list[torch.Tensor]) -> bool:
         """Hold what was returned, unless a part of it shares memory with an argument; returns whether it is held."""
@@ -78,27 +102,15 @@ class Kept:
         if not all(is_own(tensor, given) for tensor in tensors):
             return False
         self.result = store(result, holder, {})
-        self.results = list(holder.results.values())
+        self.results = tuple(holder.results.values())
         return True
-
-    def hold_tensor(self, frame: Frame, tensor: torch.Tensor, settled: bool) -> None:
-        """The same for a result that is just a tensor which nobody is known to write to; not ``settled`` if the call itself still is."""
-        held, versioned = frame.held, settled and not tensor.is_inference()
-        self.result = Result(len(held), tensor.requires_grad, tensor._version if versioned else None, copied=False)
-        self.results = [self.result]
-        held.append(tensor.detach())
-
-    def note_random(self, states: list[object]) -> None:
-        """Note where the call left the generators."""
-        self.random = take_random()
-        self.states = [(value, take_state(value)) for value in states]
 
     def held(self, frame: Frame, given: list[torch.Tensor]) -> dict[int, torch.Tensor] | None:
         """What is held, by its place in ``Frame.held``; ``None`` if the call has to be run.
 
         It has to be if it is given tensors of other shapes, or if a result was written to or let go of.
         """
-        if [tensor.shape for tensor in given] != self.shapes:
+        if [*map(shape_of, given)] != self.shapes:
             return None
         if frame.packs_kept:
             return self._held_around(frame)
@@ -125,22 +137,25 @@ class Kept:
         Places that nobody asks a replay for are filled with an empty tensor.
         """
         saved: list[torch.Tensor] = []
-        for place, origin in enumerate(self.origins):
+        place = self.first
+        for origin in self.origins:
+            kind = type(origin)
             if origin is ELSEWHERE:
                 found: torch.Tensor | None = _NOTHING
-            elif type(origin) is int:
-                found = given[origin]
-            elif type(origin) is Whole or type(origin) is View:
-                found = origin.of(given[origin.place])
-            elif type(origin) is Around:
-                found = held[origin]
-            elif type(origin) is Known:
-                found = origin.tensor
+            elif kind is Whole or kind is View:
+                found = origin.of(given[origin.place])  # type: ignore[union-attr]
+            elif kind is int:
+                found = given[origin]  # type: ignore[index]
+            elif kind is Around:
+                found = held[origin]  # type: ignore[index]
+            elif kind is Known:
+                found = origin.tensor  # type: ignore[union-attr]
             else:
-                found = _NOTHING if self._is_there(frame, self.first + place) else None
+                found = _NOTHING if self._is_there(frame, place) else None
             if found is None:
                 return None
             saved.append(found)
+            place += 1
         return saved
 
     @staticmethod
@@ -154,16 +169,15 @@ class Kept:
         """Let go of what is held."""
         for result in self.results:
             frame.held[result.index] = None
-        for origin in self.origins:
-            if type(origin) is Around:
-                frame.held[origin] = None
+        if frame.packs_kept:
+            for origin in self.origins:
+                if type(origin) is Around:
+                    frame.held[origin] = None
 
     def again(self, held: dict[int, torch.Tensor]) -> Any:
         """What the call returned; the generators are where it left them."""
-        if self.random is not None:
-            put_random(self.random)
-        for value, state in self.states:
-            put_state(value, state)
+        if self.after is not None:
+            self.after.put()
         if type(self.result) is Result:
             return _as_result(held[self.result.index], self.result)
         made: dict[Place, torch.Tensor] = {result: _as_result(held[result.index], result) for result in self.results}
@@ -209,7 +223,10 @@ def is_own(result: torch.Tensor, given: list[torch.Tensor]) -> bool:
     if not result.requires_grad:
         return private.storage_key(result) not in set(map(private.storage_key, given))
     root = result if result._base is None else result._base
-    return not any(tensor is root or tensor._base is root for tensor in given)
+    for tensor in given:  # noqa: SIM110 – a generator takes longer
+        if tensor is root or tensor._base is root:
+            return False
+    return True
 
 
 def _as_result(tensor: torch.Tensor, result: Result) -> torch.Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
 from lowtide.engine._clock import clock
+from lowtide.engine._kept._modules import StandIn, stand_in_for
 from lowtide.errors import InvalidInputError
 from lowtide.records import CallSite, Decision
 
@@ -25,9 +26,39 @@ _MOST_KINDS = 64
 _NO_KINDS: dict[Any, Any] = {}
 _MOST_CHOICES = 64
 _FEW_CALLS = 2
+_IN_PYTHON = 3
+"""So many times as long as at a function in C it takes to look at one in Python, which hands itself over anew."""
 _FLAGS = frozenset({bool, str, type(None)})
 
 Key = tuple[Any, int]
+
+
+class Traits(NamedTuple):
+    """What is known of a function by what it is.
+
+    Attributes:
+        writes_statistics: to running statistics among its arguments; a replay is given copies of those, which nobody sees afterwards.
+        fills_later: a collective: its result is filled, and has another version, at a time that differs from process to process.
+        never_draws: it draws from no generator.
+    """
+
+    writes_statistics: bool
+    fills_later: bool
+    never_draws: bool
+
+
+_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor"})
+_NEVER_DRAW = frozenset(
+    {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d", "layer_norm", "rms_norm", "group_norm"}
+    | {"batch_norm", "gelu", "silu", "relu", "tanh", "sigmoid", "softmax", "log_softmax", "cross_entropy", "topk", "add", "mul", "cat"}
+)
+
+
+def traits_of(function: Any) -> Traits:
+    """Of a function, or of a module by its ``id``."""
+    name = getattr(function, "__name__", "")
+    space = getattr(function, "namespace", None) or str(getattr(function, "_qualified_op_name", "")).partition("::")[0]
+    return Traits("batch_norm" in name, space in _COLLECTIVES, name in _NEVER_DRAW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +68,24 @@ class Choice:
     Attributes:
         since: the time on the ``clock`` from which on it holds.
         indices: by function, or ``id`` of a module, which of its calls are kept.
+        functions: whether calls of functions are among them.
         modules: those modules, by ``id``.
-        closed: modules, by ``id``, in which no function is called that is ever kept: functions are not looked at in there.
+        closed: ``id`` of modules in which no function is called that is ever kept: functions are not looked at in there.
+        linears: ``id`` of those ``nn.Linear`` whose one call of a function is kept: to stand in for it costs less than to look at that.
+        stand_ins: of all these modules.
         ways: how often audited calls called each function and module.
+        traits: of each function, or module.
     """
 
     since: int = 0
     indices: dict[Any, frozenset[int]] = field(default_factory=dict)
+    functions: bool = False
     modules: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
-    closed: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
+    closed: frozenset[int] = frozenset()
+    linears: frozenset[int] = frozenset()
+    stand_ins: tuple[StandIn, ...] = ()
     ways: tuple[dict[Any, int], ...] = ()
-
-    @property
-    def functions(self) -> bool:
-        """Whether calls of functions are among them."""
-        return len(self.modules) < len(self.indices)
+    traits: dict[Any, Traits] = field(default_factory=dict)
 
 
 NOTHING = Choice()
@@ -68,6 +102,8 @@ class Learned:
         ways: how often audited calls called each function and module.
         callers: modules, by ``id``, with the functions that are called in them, and how often that was at most.
         decided: by identity, each site with the decision about it. Modules are referred to weakly.
+        linears: every ``nn.Linear``, by ``id``, in which a call of ``F.linear`` is kept.
+        free: of each tensor that autograd saved in the call before, whether it is, or shows, a result that is kept anyway.
     """
 
     policy: Policy
@@ -76,6 +112,13 @@ class Learned:
     ways: list[dict[Any, int]] = field(default_factory=list)
     callers: dict[int, tuple[weakref.ref[nn.Module], dict[Any, int]]] = field(default_factory=dict)
     decided: dict[Key, tuple[CallSite, weakref.ref[nn.Module] | None, Decision]] = field(default_factory=dict)
+    linears: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
+    free: list[bool] | None = None
+
+    @property
+    def latest(self) -> Choice:
+        """What was chosen last."""
+        return self.choices[-1] if self.choices else NOTHING
 
     def ask(self, site: CallSite) -> Decision:
         """The decision about a site; the policy is asked once.
@@ -108,7 +151,7 @@ class Learned:
 
     def keep(self, calls: list[tuple[Any, int]]) -> None:
         """From now on these calls, of a function or a module, are kept as well."""
-        last = self.choices[-1] if self.choices else NOTHING
+        last = self.latest
         indices, modules = dict(last.indices), dict(last.modules)
         for function, index in calls:
             key = self.key_of(function, index)[0]
@@ -118,17 +161,33 @@ class Learned:
         ways = tuple({function: way.get(function, 0) for function in indices} for way in self.ways)
         if not self.choices or indices != last.indices or ways != last.ways:
             clock.now += 1
-            self.choices = [*self.choices[1 - _MOST_CHOICES :], Choice(clock.now, indices, modules, self._closed(indices), ways)]
+            closed = self._closed(indices)
+            linears = {key: ref for key, ref in self.linears.items() if key not in modules}
+            refs = modules | closed | linears
+            found = {key: module for key, module in [(key, ref()) for key, ref in refs.items()] if module is not None}
+            choice = Choice(
+                clock.now,
+                indices,
+                len(modules) < len(indices),
+                modules,
+                frozenset(closed) & found.keys(),
+                frozenset(linears) & found.keys(),
+                tuple(map(stand_in_for, found.values())),
+                ways,
+                {key: traits_of(key) for key in indices},
+            )
+            self.choices = [*self.choices[1 - _MOST_CHOICES :], choice]
+            self.free = None
 
     def _closed(self, indices: dict[Any, frozenset[int]]) -> dict[int, weakref.ref[nn.Module]]:
-        """Modules that it pays to close: for a single call of a function written in C it does not."""
+        """Modules that it pays to close: to stand in for one costs as much as to look at a few calls of functions."""
         if not any(key not in self.callers for key in indices):
             return {}
         return {
             key: ref
             for key, (ref, functions) in self.callers.items()
             if not indices.keys() & functions.keys()
-            and (sum(functions.values()) > _FEW_CALLS or any(isinstance(function, FunctionType) for function in functions))
+            and sum(count * (_IN_PYTHON if isinstance(function, FunctionType) else 1) for function, count in functions.items()) > _FEW_CALLS
         }
 
     def went(self, calls: dict[Any, int]) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
+from lowtide import _torch_private as private
 from lowtide.engine._thread import state
 
 if TYPE_CHECKING:
@@ -22,58 +23,90 @@ if TYPE_CHECKING:
 _lock = threading.RLock()
 
 
-class _StandIn:
-    """Tells the finder of the region that runs in this thread of the call."""
+class StandIn:
+    """Tells the finder of the region that runs in this thread of the call.
 
-    def __init__(self, module: nn.Module, before: Callable[..., Any] | None) -> None:
-        self.module = weakref.ref(module)
-        self.before = before
+    Attributes:
+        key: ``id`` of the module.
+        table: its ``__dict__``.
+        before: what was its attribute ``forward``.
+        users: regions that run and need it.
+    """
+
+    __slots__ = ("__weakref__", "_module", "before", "key", "table", "users")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+        self.table = module.__dict__
+        self.before: Callable[..., Any] | None = None
+        self.key = id(module)
         self.users = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self.module()
-        assert module is not None
-        run = self.before or type(module).forward.__get__(module)
         finder: Finder | None = state.finder
         if finder is None:
-            return run(*args, **kwargs)
-        if id(module) in finder.choice.closed:
-            return finder.run_closed(module, run, args, kwargs)
-        return finder.module_called(module, run, args, kwargs)
+            return self._run()(*args, **kwargs)
+        choice, key, given = finder.choice, self.key, None
+        if key in choice.linears and not kwargs:
+            given = self._given_to_linear(args)
+        if (given is None and key not in choice.closed) or private.top_function_mode() is not finder:
+            return finder.module_called(key, self._run(), args, kwargs)
+        private.pop_function_mode()
+        try:
+            return finder.module_called(key, self._run(), args, kwargs) if given is None else finder.linear_called(given)
+        finally:
+            private.push_function_mode(finder)
+
+    def _run(self) -> Callable[..., Any]:
+        """What it stands in for."""
+        if self.before is not None:
+            return self.before
+        module = self._module()
+        return type(module).forward.__get__(module)  # type: ignore[union-attr, no-any-return]
+
+    def _given_to_linear(self, args: tuple[Any, ...]) -> list[torch.Tensor] | None:
+        """What ``F.linear`` will be given, in order; ``None`` if it is not just that which is about to be called."""
+        parameters = self.table["_parameters"]
+        weight, bias = parameters.get("weight"), parameters.get("bias", self)
+        if self.before is not None or len(args) != 1 or type(args[0]) is not torch.Tensor or weight is None or bias is self:
+            return None
+        if "weight" in self.table or "bias" in self.table:  # which hide the parameters
+            return None
+        return [args[0], weight] if bias is None else [args[0], weight, bias]
 
 
-def _put(module: nn.Module) -> None:
-    before = module.__dict__.get("forward")
-    if not isinstance(before, _StandIn):
-        module.__dict__["forward"] = before = _StandIn(module, before)
-    before.users += 1
+_stand_ins: weakref.WeakKeyDictionary[nn.Module, StandIn] = weakref.WeakKeyDictionary()
 
 
-def _take_out(module: nn.Module) -> None:
-    there = module.__dict__.get("forward")
-    if isinstance(there, _StandIn):
-        there.users -= 1
-        if not there.users:
-            del module.__dict__["forward"]
-            if there.before is not None:
-                module.__dict__["forward"] = there.before
-
-
-@contextmanager
-def stand_ins(finder: Finder) -> Iterator[None]:
-    """In here the finder is told of calls of modules that are ever kept."""
-    refs = {**finder.choice.modules, **finder.choice.closed}.values()
-    modules = [module for module in [ref() for ref in refs] if module is not None]
-    around, state.finder = state.finder, finder
-    _each(_put, modules)
-    try:
-        yield
-    finally:
-        _each(_take_out, modules)
-        state.finder = around
-
-
-def _each(do: Callable[[nn.Module], None], modules: Iterable[nn.Module]) -> None:
+def stand_in_for(module: nn.Module) -> StandIn:
+    """The one of this module."""
     with _lock:
-        for module in modules:
-            do(module)
+        known = _stand_ins.get(module)
+        if known is None:
+            known = _stand_ins[module] = StandIn(module)
+        return known
+
+
+def put_stand_ins(stand_ins: Sequence[StandIn]) -> None:
+    """From now on the finder of this thread is told of calls of these modules."""
+    with _lock:
+        for stand_in in stand_ins:
+            if not stand_in.users:
+                table = stand_in.table
+                stand_in.before = table.get("forward")
+                table["forward"] = stand_in
+            stand_in.users += 1
+
+
+def take_out_stand_ins(stand_ins: Sequence[StandIn]) -> None:
+    """Undo it. What others put over one meanwhile stays, and finds no region to tell of the call."""
+    with _lock:
+        for stand_in in stand_ins:
+            stand_in.users -= 1
+            table = stand_in.table
+            if stand_in.users or table.get("forward") is not stand_in:
+                continue
+            if stand_in.before is None:
+                del table["forward"]
+            else:
+                table["forward"] = stand_in.before

@@ -9,11 +9,14 @@ import torch
 
 from lowtide import _torch_private as private
 from lowtide.engine._kept._finding import Finder, Key, Pack
-from lowtide.engine._kept._kept import Kept
+from lowtide.engine._kept._kept import NO_RESULT, Kept, Result, shape_of
 
 if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
     from lowtide.engine._kept._learned import Choice, Learned
+
+
+_NOTHING_HELD: dict[int, torch.Tensor] = {}
 
 
 class Returning(Finder):
@@ -22,9 +25,10 @@ class Returning(Finder):
     A replay may be asked for again only where the backward leaves its graph, so otherwise what was returned is let go of.
     """
 
-    def __init__(self, frame: Frame, kept: dict[Key, Kept], learned: Learned, choice: Choice, pack: Pack) -> None:
+    def __init__(self, frame: Frame, kept: dict[Key, Kept], learned: Learned, choice: Choice, pack: Pack, stop: int) -> None:
         super().__init__(choice, pack)
         self._frame, self._kept, self._learned = frame, kept, learned
+        self._stop = stop
         self._release = private.in_backward() and not private.keeps_graph()
 
     def kept_call(self, key: Key, run: Callable[..., Any], args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
@@ -32,15 +36,46 @@ class Returning(Finder):
         kept = self._kept.get(key)
         if kept is None:
             return run(*args, **kwargs)
+        frame, result = self._frame, kept.result
+        if result is NO_RESULT:
+            self._end_with(kept, given)
+            return run(*args, **kwargs)
+        if type(result) is not Result or result.copied or kept.after is not None or frame.packs_kept or private.function_mode_count():
+            return self._return_any(key, kept, run, args, kwargs, given)
+        tensor = frame.held[result.index]
+        if tensor is None or (tensor._version != result.version and result.version is not None) or [*map(shape_of, given)] != kept.shapes:
+            self._learned.copied.add(key)
+            return run(*args, **kwargs)
+        saved = kept.saved_again(frame, given, _NOTHING_HELD)
+        if saved is None:
+            return run(*args, **kwargs)
+        if self._release:
+            frame.held[result.index] = None
+            del self._kept[key]
+        else:
+            tensor = tensor.detach()
+        pack = self._pack
+        for again in saved:
+            pack(again)
+        return tensor.requires_grad_() if result.requires_grad else tensor
+
+    def _end_with(self, kept: Kept, given: list[torch.Tensor]) -> None:
+        """End the replay if the call is the last of it: what it would save is at hand. To be thrown out of its kernel would take longer."""
+        if self._stop >= kept.first + len(kept.origins) or private.function_mode_count() or [*map(shape_of, given)] != kept.shapes:
+            return
+        saved = kept.saved_again(self._frame, given, _NOTHING_HELD)
+        if saved is not None:
+            for again in saved:
+                self._pack(again)
+
+    def _return_any(self, key: Key, kept: Kept, run: Callable[..., Any], args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+        """The same for results of any kind, in a longer way."""
         held = kept.held(self._frame, given)
         if held is None:
             self._learned.copied.add(key)
             return run(*args, **kwargs)
-        if not private.function_mode_count():
+        with private.without_function_modes():
             done, result = self._return(key, kept, given, held)
-        else:
-            with private.without_function_modes():
-                done, result = self._return(key, kept, given, held)
         return result if done else run(*args, **kwargs)
 
     def _return(self, key: Key, kept: Kept, given: list[torch.Tensor], held: dict[int, torch.Tensor]) -> tuple[bool, Any]:
@@ -53,6 +88,6 @@ class Returning(Finder):
         pack = self._pack
         for tensor in saved:
             pack(tensor)
-        if kept.calls is not None:
-            self.calls.update(kept.calls)
+        if kept.after is not None and kept.after.calls is not None:
+            self.calls.update(kept.after.calls)
         return True, kept.again(held)

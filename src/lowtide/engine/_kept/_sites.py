@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lowtide import _torch_private as private
 from lowtide.engine._kept._between import Between
-from lowtide.engine._kept._holding import is_batch_norm
-from lowtide.engine._kept._learned import Learned, learn_of
+from lowtide.engine._kept._learned import Learned, learn_of, traits_of
 from lowtide.engine._kept._origins import tensors_of
 from lowtide.engine._replay import tell_once
 from lowtide.engine._tree import tensors_in
@@ -204,7 +204,7 @@ class Sites(Between):
                 row.ops.append(func)
         for key in map(private.storage_key, written):
             for row in self._open:
-                if key in row.given and not is_batch_norm(row.function):
+                if key in row.given and not traits_of(row.function).writes_statistics:
                     row.own, row.in_place = False, True
             for row in self._makers.get(key, ()):
                 row.written = True
@@ -272,6 +272,8 @@ class Sites(Between):
                 )
                 return
         row.kept = True
+        if row.function is F.linear and row.around is not None and type(row.around.function) is nn.Linear:
+            learned.linears[id(row.around.function)] = weakref.ref(row.around.function)
         if row.written:
             learned.copied.add(Learned.key_of(row.function, row.index))
 
