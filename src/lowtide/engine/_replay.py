@@ -350,6 +350,8 @@ def _pack_hook(recorder: Recorder, missing: list[Slot | None], bound: int, keep:
                 # Not detached: the graph of the replay, which comes with it, holds no tensors, unless what is saved is kept.
                 slot.value = tensor.detach() if keep else tensor
                 slot.version = tensor._version
+                if state.saved is not None:
+                    state.saved.add(private.storage_key(tensor))
             if index < bound:
                 return tensor.detach() if keep else None
         if index >= bound:

@@ -34,12 +34,14 @@ class _Thread(threading.local):
         depth: how many are under way, one inside the other.
         keeps: what the innermost saves may be asked for while it runs: it goes backward through parts of itself.
         finder: finds the kept calls of the region that runs, where there are any.
+        saved: the memory of what backward is given is noted here, where that is to be known.
         since: the time at which the outermost region that runs was entered, on the clock of what is learned; -1 outside of one.
     """
 
     depth = 0
     keeps = False
     finder: Any = None
+    saved: set[int] | None = None
     since = -1
 
 

@@ -18,6 +18,7 @@ from lowtide import _torch_private as private
 from lowtide.engine._guards._attributes import Attributes, modified_in
 from lowtide.engine._guards._modules import Taken, Watch, still_as
 from lowtide.engine._guards._outside import Read, written_since
+from lowtide.engine._thread import state
 from lowtide.errors import InputChangedError
 
 # what it is called, itself, and the version that it had
@@ -73,8 +74,12 @@ def checked(
     uses = _Uses()
 
     def noting(*args: Any, **kwargs: Any) -> Any:
-        with _left_alone(modified), uses:
-            return target(*args, **kwargs)
+        around, state.saved = state.saved, uses.keys  # what the last op saves no op reads: the replay ends there
+        try:
+            with _left_alone(modified), uses:
+                return target(*args, **kwargs)
+        finally:
+            state.saved = around
 
     return noting, lambda region: _raise_if_used(region, modified, uses.keys)
 
