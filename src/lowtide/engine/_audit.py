@@ -27,13 +27,13 @@ from lowtide.engine._kept._sites import Sites
 from lowtide.engine._learning import Before
 from lowtide.engine._meeting import Meeting
 from lowtide.engine._profile import Script
-from lowtide.engine._replay import meta_of, tell_once
+from lowtide.engine._replay import tell_once
 from lowtide.engine._sources import calling_frame, is_importing, is_library, user_line
 from lowtide.engine._state import has_state
 from lowtide.engine._tower import is_blind, tower
 from lowtide.engine._tree import mutable_types
 from lowtide.engine._unpack import unpack
-from lowtide.engine._values import hash_of
+from lowtide.engine._values import hash_of, meta_of
 
 if TYPE_CHECKING:
     from lowtide.engine._call import Call

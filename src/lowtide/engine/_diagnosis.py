@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lowtide.engine._replay import Recorder, meta_of, run_calls, saved_by
+from lowtide.engine._replay import Recorder, run_calls, saved_by
 from lowtide.engine._sources import user_line
 from lowtide.engine._thread import Mismatch, StopReplay, state
 from lowtide.engine._tower import tower
+from lowtide.engine._values import meta_of
 from lowtide.errors import ReplayMismatchError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from lowtide.engine._observers import OBSERVERS, tell_replayed
 from lowtide.engine._slot import Slot, gone
 from lowtide.engine._thread import Mismatch, StopReplay, state
 from lowtide.engine._tree import tensors_in
-from lowtide.engine._values import hash_of, same_hash
+from lowtide.engine._values import hash_of, meta_of, same_hash
 from lowtide.errors import InputChangedError
 
 if TYPE_CHECKING:
@@ -391,11 +391,3 @@ def tell_once(profile: Any, message: str) -> None:
     if kind not in profile.told:
         profile.told.add(kind)
         warnings.warn(message, stacklevel=2)
-
-
-def meta_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Shape, dtype and strides, as far as the layout has them."""
-    try:
-        return tensor.shape, tensor.dtype, tensor.stride()
-    except RuntimeError:
-        return tensor.layout, tensor.dtype, None

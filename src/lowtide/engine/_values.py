@@ -63,3 +63,11 @@ def same_hash(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return bool(torch.equal(one, other))
     return bool(one == other)
+
+
+def meta_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Shape, dtype and strides, as far as the layout has them."""
+    try:
+        return tensor.shape, tensor.dtype, tensor.stride()
+    except RuntimeError:
+        return tensor.layout, tensor.dtype, None
