@@ -246,8 +246,10 @@ class _Rewriting:
     def _call(self, call: Call, k: int, of_storage: dict[int, int], places: dict[tuple[int, int], int]) -> Call:
         parent = None if call.parent is None else places.get((call.parent, k))
         inputs, outputs = _mapped(call.inputs, of_storage), _mapped(call.outputs, of_storage)
+        replaced = _mapped(tuple(storage for storage in call.replaced if storage in of_storage), of_storage)
         end = self._until(call.end, k)
-        return replace(call, parent=parent, start=min(self._at(call.start, k), end), end=end, inputs=inputs, outputs=outputs)
+        start = min(self._at(call.start, k), end)
+        return replace(call, parent=parent, start=start, end=end, inputs=inputs, outputs=outputs, replaced=replaced)
 
     def _op(self, index: int, k: int, of_storage: dict[int, int], of_call: dict[tuple[int, int], int]) -> Op:
         op = self._old.ops[index]

@@ -80,7 +80,7 @@ class Audit:
             before.learn(self._random_code)
             call.profile.meets = call.profile.meets or self._meeting.must_go_on()
         self._learn_script()
-        if mutable_types() != changeable:
+        if before.is_news or mutable_types() != changeable:
             call.profile.left = 0  # more will be taken apart from now on: what was learned of places among all that is, is learned again
         if self._sites is not None and frame.region.options.policy is not None:
             self._sites.learn(frame.region.options.policy)

@@ -22,6 +22,7 @@ from lowtide.engine._guards._attributes import (
     put_back_attributes,
     put_objects,
     take_attributes,
+    take_changed,
 )
 from lowtide.engine._guards._modules import Taken, Watch, watch_of
 from lowtide.engine._guards._outside import Read, changed, put_back_outside, put_outside
@@ -193,7 +194,7 @@ class Call:
             for value in keeper.states:
                 self.state(value)
         if watch.changed:
-            self.attributes += take_attributes(watch.changed, AttributeKeeper(copy=True))
+            self.attributes += take_changed(watch.changed, watch.overwritten)
         self.met += self.watches[-1][1][3]
 
     def state(self, value: object) -> None:

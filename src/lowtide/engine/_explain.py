@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from lowtide.engine._guards._ambient import take_ambient
-from lowtide.engine._guards._attributes import AttributeKeeper, take_attributes
+from lowtide.engine._guards._attributes import take_changed
 from lowtide.engine._guards._modules import Watch, watch_of
 from lowtide.engine._guards._random import NUMPY, PYTHON, take_random
 from lowtide.engine._install import InstalledForward, RegionHandle
@@ -114,8 +114,7 @@ def _of_module(watch: Watch) -> list[Guard]:
         guards.append(Guard(f"copies of {names}", "a call writes to them", guards[0].seconds))
     if watch.changed:
         names = ", ".join(watch.path_of(own, name) for own, name in watch.changed)
-        keeper = AttributeKeeper(copy=True)
-        guards.append(_timed(f"attributes {names}", "a call changes them", lambda: take_attributes(watch.changed, keeper)))
+        guards.append(_timed(f"attributes {names}", "a call changes them", lambda: take_changed(watch.changed, watch.overwritten)))
     if watch.states:
         kinds = ", ".join(type(value).__name__ for value in watch.states)
         held = f"generators held by the modules ({kinds})"

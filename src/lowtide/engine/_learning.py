@@ -108,6 +108,7 @@ class Before:
         profile.kinds.update(weakref.ref(type(value)) for value in chain((value for value, _ in self._memo.values()), call.met))
         for watched in self._watched:
             watched.learn(call)
+        self.is_news = any(watched.is_news for watched in self._watched)
         if self._written:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in self._written.values())
             tell_once(
@@ -118,7 +119,11 @@ class Before:
 
 
 class _WatchBefore:
-    """The attributes and buffers of one module tree."""
+    """The attributes and buffers of one module tree.
+
+    Attributes:
+        is_news: an attribute got its first tensor, so that whether calls write to it is not known yet.
+    """
 
     def __init__(self, watch: Watch, taken: Any, python_state: bool) -> None:
         self._watch, self._taken = watch, taken
@@ -137,6 +142,7 @@ class _WatchBefore:
             if t is not None and not t.requires_grad and t.nbytes <= _LARGEST_COPY_BYTES and index not in watch.written
         }
         self._python_state = python_state
+        self.is_news = False
 
     def about_to_write(self, key: int) -> bool:
         index = self._storages.get(key)
@@ -175,9 +181,13 @@ class _WatchBefore:
             there = {(id(own), name) for own, name, _, _ in self._attributes}
             found += [(own, name, ABSENT) for own, name in self._watch.attributes() if (id(own), name) not in there]
         for own, name, stored in found:
+            if any(isinstance(place, Direct) and place.copied for _, place in places_in(stored, "")):
+                self._watch.overwritten.add((id(own), name))
+                call.attributes = [(table, at, stored if table is own and at == name else then) for table, at, then in call.attributes]
             if (id(own), name) not in known:
                 self._watch.changed.append((own, name))
                 call.attributes.append((own, name, stored))
+                self.is_news = self.is_news or (isinstance(own.get(name), torch.Tensor) and not isinstance(stored, Direct))
 
 
 def learn_surprises(call: Call, watch: Watch, rebound: list[tuple[dict[str, Any], str, Any]]) -> None:
@@ -187,6 +197,8 @@ def learn_surprises(call: Call, watch: Watch, rebound: list[tuple[dict[str, Any]
         if (id(own), name) not in known:
             watch.changed.append((own, name))
             call.attributes = [*call.attributes, (own, name, store(old, AttributeKeeper(), {}))]
+            if isinstance(own.get(name), torch.Tensor):
+                call.profile.left = 0  # the next call shows whether it writes to it
 
 
 def _keep_unchanged(memo: Memo, places: dict[int, Held | Made]) -> set[int]:

@@ -58,6 +58,8 @@ def replay(frame: Frame, wanted: Slot) -> None:
         frame.drop_values()
         for call in frame.calls:
             call.profile.left = 0  # if it was the call itself that wrote to it, the next one shows that
+            for watch, taken in call.watches:
+                watch.learn_written(taken)
         raise
     except Mismatch as mismatch:
         from lowtide.engine._diagnosis import explain_mismatch

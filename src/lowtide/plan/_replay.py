@@ -231,10 +231,10 @@ def _kept_until(index: TraceIndex, born: Ints, needed: Ints) -> Ints:
 
 
 def _inputs(index: TraceIndex, calls: tuple[int, ...]) -> Ints:
-    """Storages of the members' arguments, but for what an earlier member made: that is made again."""
+    """Storages of the members' arguments and of attributes that they replace, but for what an earlier member made: that is made again."""
     made: set[int] = set()
     taken: set[int] = set()
-    for call in calls:
-        taken.update(s for s in index.trace.calls[call].inputs if s not in made)
-        made.update(index.trace.calls[call].outputs)
+    for call in map(index.trace.calls.__getitem__, calls):
+        taken.update(s for s in (*call.inputs, *call.replaced) if s not in made)
+        made.update(call.outputs)
     return ints(sorted(taken))

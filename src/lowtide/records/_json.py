@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from lowtide.records._records import StepTrace
 
 FORMAT = "lowtide.trace"
-VERSION = 2
-_WITHOUT_FUNCTIONS = 1
+VERSION = 3
+_WITHOUT_FUNCTIONS, _WITHOUT_REPLACED = 1, 2
 """The version before calls of functions were recorded."""
 
 _HEADER: dict[str, type] = {"fingerprint": str, "device": str, "torch_version": str, "fake": bool, "timing": str}
@@ -59,7 +59,7 @@ def _tables() -> dict[str, tuple[type, dict[str, _Column]]]:
     saved = {"storage": storage, "bytes": count, "call": call, "position": moment, "used": _Column("count", "ops_end", optional=True)}
     saved |= {"released": moment, "node": text, "dtype": text, "shape": _Column("counts"), "shared": flag}
     calls = {"path": text, "type": text, "parent": call, "start": moment, "end": moment, "inputs": storages, "outputs": storages}
-    calls |= {"replayable": flag}
+    calls |= {"replayable": flag, "replaced": storages}
     functions = {"function": text, "call": _Column("count", "calls"), "start": moment, "end": moment, "outputs": storages}
     return {
         "ops": (Op, op),
@@ -110,6 +110,8 @@ def decode(text: str) -> StepTrace:
     data = _parse(text)
     _check_header(data)
     tables = _tables()
+    if data["version"] <= _WITHOUT_REPLACED:
+        del tables["calls"][1]["replaced"]
     if data["version"] == _WITHOUT_FUNCTIONS:
         del tables["functions"]
     _check_names("the trace", data, ("format", "version", *_HEADER, "texts", *tables))
@@ -133,7 +135,7 @@ def _check_header(data: Mapping[str, Any]) -> None:
     if data.get("format") != FORMAT:
         raise TraceError(f'this is not a trace: its "format" is {_shown(data.get("format"))}, {FORMAT!r} was required')
     version = data.get("version")
-    if version not in (_WITHOUT_FUNCTIONS, VERSION) or isinstance(version, bool):
+    if version not in range(_WITHOUT_FUNCTIONS, VERSION + 1) or type(version) is not int:
         raise TraceError(
             f"the trace has version {_shown(version)}, this lowtide reads versions {_WITHOUT_FUNCTIONS} to {VERSION}: "
             "trace the step again, or use the lowtide that wrote it"

@@ -141,6 +141,8 @@ class Call:
         start, end: it ran the ops ``start <= i < end``.
         inputs, outputs: storages of its tensor arguments and of its results.
         replayable: replaying it is known to be allowed.
+        replaced: storages that were there before it and were let go of while it ran, such as what an attribute held that was given another
+            value. A region holds them: its replay may read them.
     """
 
     path: str
@@ -151,6 +153,7 @@ class Call:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     replayable: bool = True
+    replaced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

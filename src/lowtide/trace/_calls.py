@@ -38,17 +38,17 @@ class CallTable:
         """Start an empty table."""
         self._storages, self._clock = storages, clock
         self._rows: list[_Row] = []
-        self._stack: list[int] = []
+        self._running = storages.running
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def current(self) -> int | None:
         """Index of the innermost running call."""
-        return self._stack[-1] if self._stack else None
+        return self._running[-1][0] if self._running else None
 
     @property
     def is_replay(self) -> bool:
         """Whether the innermost running call was entered in backward: somebody runs a forward again."""
-        return bool(self._stack) and self._rows[self._stack[-1]].replayed
+        return bool(self._running) and self._rows[self._running[-1][0]].replayed
 
     def watch(self, model: nn.Module) -> None:
         """Install the hooks on every module of ``model``."""
@@ -66,13 +66,14 @@ class CallTable:
     def _enter(self, path: str) -> Callable[..., None]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             inputs = self._storages_of((args, kwargs))
-            self._rows.append(_Row(path, type(module).__name__, self.current(), self._clock(), inputs, in_backward()))
-            self._stack.append(len(self._rows) - 1)
+            start = self._clock()
+            self._rows.append(_Row(path, type(module).__name__, self.current(), start, inputs, in_backward()))
+            self._running.append((len(self._rows) - 1, start))
 
         return enter
 
     def _exit(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        row = self._rows[self._stack.pop()]
+        row = self._rows[self._running.pop()[0]]
         row.end, row.outputs = self._clock(), self._storages_of(output)
 
     def _storages_of(self, tree: Any) -> tuple[int, ...]:
@@ -83,7 +84,14 @@ class CallTable:
     def records(self) -> tuple[Call, ...]:
         """The rows as records."""
         end = self._clock()
-        return tuple(Call(r.path, r.type, r.parent, r.start, end if r.end is None else r.end, r.inputs, r.outputs) for r in self._rows)
+        replaced: dict[int, list[int]] = {}
+        for call, storage in self._storages.replaced:
+            replaced.setdefault(call, []).append(storage)
+        ends = [end if row.end is None else row.end for row in self._rows]
+        return tuple(
+            Call(r.path, r.type, r.parent, r.start, until, r.inputs, r.outputs, replaced=tuple(replaced.get(call, ())))
+            for call, (r, until) in enumerate(zip(self._rows, ends, strict=True))
+        )
 
 
 def _tensors_of(tree: Any) -> list[torch.Tensor]:

@@ -36,6 +36,10 @@ class StorageTable:
         counting: how bytes are counted; storages on other devices are rows of zero bytes.
         clock: the number of ops that have run.
         stand_in: what is entered in a tensor's place.
+
+    Attributes:
+        running: the module calls that are running, the innermost last: index, and first op.
+        replaced: call and row of each storage that was there before the call and died while it ran.
     """
 
     def __init__(
@@ -43,6 +47,8 @@ class StorageTable:
     ) -> None:
         """Start an empty table."""
         self._counting, self._clock, self._stand_in = counting, clock, stand_in
+        self.running: list[tuple[int, int]] = []
+        self.replaced: list[tuple[int, int]] = []
         self._rows: list[_Row] = []
         self._index: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -152,9 +158,19 @@ class StorageTable:
         if self._at_start.pop(key, None) is not None and key not in self._index:
             # No op touched it, but the step let go of it: state that each step replaces, such as a module's last output.
             self._rows.append(_Row(size, Category.INPUT, 0, self._clock(), True))
+            self._note_replaced(len(self._rows) - 1)
 
     def _freed(self, key: int, index: int, _: object) -> None:
         self._rows[index].freed = self._clock()
+        if self.running:
+            self._note_replaced(index)
         self._index.pop(key, None)
         self._watches.pop(key, None)
         self._at_start.pop(key, None)
+
+    def _note_replaced(self, index: int) -> None:
+        row = self._rows[index]
+        for call, start in reversed(self.running):
+            if row.born >= start and not row.resident:
+                break  # made by this call, and so by those around it
+            self.replaced.append((call, index))

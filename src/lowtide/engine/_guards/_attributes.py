@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping
 from operator import is_
 from typing import Any
 
@@ -13,6 +14,7 @@ from lowtide.engine._parts import Place
 from lowtide.engine._tree import load, places_in, slot_names, store, store_object
 
 ABSENT = object()
+_SMALL_BYTES = 1 << 16
 # the dictionary, the name, and the value taken apart
 Attributes = tuple[dict[str, Any], str, Any]
 
@@ -80,6 +82,7 @@ class AttributeKeeper:
 
     Attributes:
         deep: down to the attributes of ordinary objects.
+        copied_below: tensors of fewer bytes are copied.
         states: generators that were met.
         places: tensors that were met.
     """
@@ -97,12 +100,12 @@ class AttributeKeeper:
         self._module = module
         self.states: list[object] = []
         self.places: list[Direct] = []
-        self._copy = copy
+        self.copied_below = sys.maxsize if copy else 0
 
     def tensor(self, tensor: torch.Tensor) -> Place:
         """Note a tensor."""
         place = Direct(tensor)
-        if self._copy:
+        if self.copied_below and tensor.nbytes < self.copied_below:
             place.copy()
         self.places.append(place)
         return place
@@ -130,6 +133,25 @@ def take_attributes(places: list[tuple[dict[str, Any], str]], keeper: AttributeK
     """What these attributes are now, taken apart by ``keeper``."""
     memo: dict[int, Any] = {}
     return [(own, name, store(own[name], keeper, memo) if name in own else ABSENT) for own, name in places]
+
+
+def take_changed(places: list[tuple[dict[str, Any], str]], overwritten: Container[tuple[int, str]]) -> list[Attributes]:
+    """What these attributes are now, which calls change.
+
+    One that they write to is copied, for a replay has to see what it was. Where they were only seen to put another value in its place, what
+    it was stays what it was, and is held: it may be an activation that the module keeps for later. What is small is copied even so, for
+    another call may write to it.
+
+    Args:
+        places: the dictionary that each is in, and its name.
+        overwritten: those that calls write to, by ``id`` of the dictionary and name.
+    """
+    keeper, memo = AttributeKeeper(), {}  # type: tuple[AttributeKeeper, dict[int, Any]]
+    taken = []
+    for own, name in places:
+        keeper.copied_below = sys.maxsize if (id(own), name) in overwritten else _SMALL_BYTES
+        taken.append((own, name, store(own[name], keeper, memo) if name in own else ABSENT))
+    return taken
 
 
 def put_attributes(taken: list[Attributes]) -> list[Attributes]:

@@ -55,14 +55,15 @@ class Watch:
         written: places in ``names`` of tensors that calls write to: a replay is given copies.
         containers: attributes that are lists and the like: a replay gets copies of them as they were.
         changed: attributes that calls change: the dictionary they are in, and their name.
+        overwritten: those to whose tensors calls write, or may: the ``id`` of the dictionary, and the name.
         states: random generators and the like, among attributes, that calls advance.
         kept: what policies decided about calls in a region of it.
     """
 
     __slots__ = (
         "_buffer_count", "_dicts", "_loose", "_moody", "_named", "_own", "_paths", "_places", "_readers", "_sharded", "_sizes",
-        "_structure", "_tables", "audited", "changed", "containers", "kept", "lazy", "modules", "names", "states", "trainable",
-        "trainings", "ways", "written",
+        "_structure", "_tables", "audited", "changed", "containers", "kept", "lazy", "modules", "names", "overwritten", "states",
+        "trainable", "trainings", "ways", "written",
     )  # fmt: skip
 
     def __init__(self, root: nn.Module) -> None:
@@ -96,6 +97,7 @@ class Watch:
         self.trainable: list[bool] = []
         self.written: list[int] = []
         self.changed: list[tuple[dict[str, Any], str]] = []
+        self.overwritten: set[tuple[int, str]] = set()
         self.states: list[object] = []
         self.kept: dict[int, dict[Any, Any]] = {}
 
@@ -265,6 +267,11 @@ class Watch:
             if version != -1 and version_of(tensor) != version:
                 yield name, tensor, version
         yield from ((name, tensor, version) for tensor, version, name in then[5] if version_of(tensor) != version)
+
+    def learn_written(self, then: Taken) -> None:
+        """From now on attributes that calls change, and that were written to since, are copied: a call may have done it."""
+        written = {path for tensor, version, path in then[5] if version_of(tensor) != version}
+        self.overwritten.update((id(own), name) for own, name in self.changed if self.path_of(own, name) in written)
 
     def dictionaries(self) -> list[dict[str, Any]]:
         """Of all modules, in which their attributes are."""
