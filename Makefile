@@ -45,9 +45,12 @@ test: test-core $(if $(ARGS),,test-integrations)
 
 # In as many processes as there are cores, and four at most: each takes half a gigabyte and more. ARGS="-n 0" is one process.
 PYTEST := -m pytest -n logical --maxprocesses 4 --dist worksteal
+# What fails beside others is run once more by itself: on a machine that is short of memory or time, tests of several processes fail
+# that are right. What fails again is wrong; what does not is named in the output and should not stay so.
+ALONE := -m pytest -n 0 --last-failed --last-failed-no-failures none -rA --show-capture no --no-header
 
 test-core: $(READY)
-	"$(BIN)/python" $(PYTEST) $(ARGS)
+	"$(BIN)/python" $(PYTEST) $(ARGS) || { test -z '$(ARGS)' && echo "once more, one by one: what failed" && "$(BIN)/python" $(ALONE); }
 
 # Other libraries lie in an environment on top of the core one, which sees what is in that (torch above all) and never changes it.
 # The constraint has pip refuse a library that wants another torch, rather than fetch it.
@@ -57,7 +60,9 @@ VISION_TORCH := 2.14.1
 VISION_CONSTRAINT := torchvision==0.29.1
 
 test-integrations: $(VENV)-integrations/.ready-$(PYTAG)
-	LOWTIDE_TEST_LIBRARIES="$(LIBRARIES_OF_integrations)" "$(VENV)-integrations/bin/python" $(PYTEST) tests/integrations $(ARGS)
+	export LOWTIDE_TEST_LIBRARIES="$(LIBRARIES_OF_integrations)"; \
+	"$(VENV)-integrations/bin/python" $(PYTEST) tests/integrations $(ARGS) || \
+	{ test -z '$(ARGS)' && echo "once more, one by one: what failed" && "$(VENV)-integrations/bin/python" $(ALONE) tests/integrations; }
 
 # torchvision has compiled parts, so each release of it goes with one of torch.
 test-vision:
