@@ -125,6 +125,12 @@ class Audit:
             if code.co_flags & _GENERATOR or code.co_name == "__exit__" or _is_hook(frame):
                 self._script.settled = len(self._script.ops)
 
+    def see_apply(self, frame: FrameType, event: str, result: Any) -> None:
+        """An autograd Function is called, or has returned."""
+        if self._sites is not None:
+            with tower.silence():
+                self._sites.see_apply(frame, event, result)
+
     def _note_outside(self, frame: FrameType) -> None:
         """A function of the user's begins: what it reads from elsewhere is looked at from now on."""
         with tower.silence():

@@ -166,5 +166,8 @@ class _Second(Recorder):
     def see_python(self, frame: FrameType, event: str, arg: Any) -> None:
         """Of no interest."""
 
+    def see_apply(self, frame: FrameType, event: str, result: Any) -> None:
+        """Of no interest."""
+
     def see_nothing_of_python(self) -> None:
         """Of no interest."""

@@ -25,6 +25,7 @@ class Viewer(Protocol):
     def see_op(self, func: Any, args: Any, kwargs: Any) -> None: ...
     def see_result(self, result: Any) -> None: ...
     def see_python(self, frame: FrameType, event: str, arg: Any) -> None: ...
+    def see_apply(self, frame: FrameType, event: str, result: Any) -> None: ...
     def see_nothing_of_python(self) -> None: ...
 
 
@@ -121,11 +122,17 @@ class Tower(threading.local):
             viewer.see_nothing_of_python()
 
 
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+"""What runs at every call of an autograd Function, of which PyTorch tells no mode."""
 _OUTPUT = frozenset({"print", "write", "writelines"})
 
 
 def _tell(frame: FrameType, event: str, arg: Any) -> None:
     """Only calls of the user's own functions are of interest, their ends, and builtins that write or that compute attention."""
+    if frame.f_code is _APPLY and event in ("call", "return"):
+        for viewer in tower.viewers if not tower.quiet else ():
+            viewer.see_apply(frame, event, arg)
+        return
     if event in ("call", "return"):
         if is_library(frame.f_code.co_filename) or _is_generated(frame):
             return

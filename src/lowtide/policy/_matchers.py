@@ -170,7 +170,9 @@ def _is_composite(wanted: str, function: Any) -> bool:
 
 
 def _is_function(wanted: Any, found: Any) -> bool:
-    if found is wanted or found == wanted or getattr(found, "__self__", None) is wanted:
+    if found is wanted or found == wanted:
+        return True
+    if getattr(found, "__self__", None) is wanted or getattr(wanted, "__self__", None) is found:  # MyFunction.apply is its method
         return True
     name = base_name(wanted)
     return bool(name) and name == base_name(found)

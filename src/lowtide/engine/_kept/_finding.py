@@ -68,6 +68,17 @@ class Finder(Between):
         given = self._given(args, kwargs) if index in self._indices[key] and self._is_ours() else None
         return run(*args, **kwargs) if given is None else self.kept_call((key, index), run, args, kwargs, given)
 
+    def applied(self, function: Any, run: Callable[..., Any], args: tuple[Any, ...], takes_context: bool) -> Any:
+        """The forward of an autograd Function was called; its first argument may be the context."""
+        index = self.calls.get(function)
+        if index is None:
+            return run(*args)
+        self.calls[function] = index + 1
+        if index not in self._indices[function] or not self._is_ours():
+            return run(*args)
+        given = tensors_of(args[1:] if takes_context else args)
+        return self.kept_apply((function, index), run, args, args[0] if takes_context else None, given)
+
     @staticmethod
     def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         values = (*args, *kwargs.values()) if kwargs else args
@@ -85,4 +96,8 @@ class Finder(Between):
 
     def kept_call(self, key: Key, run: Callable[..., Any], args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """Do what is to be done with a call that is kept, and return its result."""
+        raise NotImplementedError
+
+    def kept_apply(self, key: Key, run: Callable[..., Any], args: Any, context: Any, given: list[torch.Tensor]) -> Any:
+        """The same for the forward of an autograd Function; without a context it is given that afterwards."""
         raise NotImplementedError

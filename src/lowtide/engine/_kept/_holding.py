@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from lowtide import _torch_private as private
+from lowtide.engine._kept._applied import KeptApplied
 from lowtide.engine._kept._finding import Finder, Key, Pack
 from lowtide.engine._kept._kept import After, Around, Holder, Kept, Result, is_own, shape_of
+from lowtide.engine._kept._learned import is_applied
 from lowtide.engine._kept._origins import ELSEWHERE, INSIDE, Known, Origin, origin_of
 from lowtide.engine._slot import Slot
 from lowtide.engine._sources import calling_frame
@@ -111,6 +113,27 @@ class Holding(Finder):
             self._note_after(key, kept, args, kwargs)
         return result
 
+    def kept_apply(self, key: Key, run: Callable[..., Any], args: Any, context: Any, given: list[torch.Tensor]) -> Any:
+        """Run the forward of an autograd Function, and hold its results and what it has its context save."""
+        try:
+            versions = [*map(_version_of, given)]
+        except RuntimeError:
+            return run(*args)
+        result = run(*args)
+        if self._now.given is None and versions == [*map(_version_of, given)]:
+            with private.without_function_modes(), tower.silence():
+                kept = KeptApplied(len(self._frame.slots), [*map(shape_of, given)])
+                if kept.hold_applied(Holder(self._frame, key in self.learned.copied), result, context, given, versions):
+                    self.kept[key] = kept
+                    self._note_held(kept)
+                    self._note_after(key, kept, args, {})
+        return result
+
+    def _note_held(self, kept: Kept) -> None:
+        for held in kept.results if not self._frame.packs_kept else ():
+            if held.version is not None:
+                self.free[private.storage_key(self._frame.held[held.index])] = held.version
+
     def _hold(
         self, key: Key, kept: Kept, result: Any, given: list[torch.Tensor], inside: list[tuple[int, torch.Tensor]], traits: Traits
     ) -> None:
@@ -122,9 +145,7 @@ class Holding(Finder):
             for place, tensor in inside:
                 kept.origins[place] = Around(frame.hold(tensor))
             return
-        for held in kept.results:
-            if held.version is not None:
-                self.free[private.storage_key(frame.held[held.index])] = held.version
+        self._note_held(kept)
         self._settle(key, kept, inside)
 
     def _settle(self, key: Key, kept: Kept, inside: list[tuple[int, torch.Tensor]]) -> None:
@@ -138,12 +159,13 @@ class Holding(Finder):
                 slot.version = tensor._version
 
     def _note_after(self, key: Key, kept: Kept, args: Any, kwargs: Any) -> None:
-        if type(key[0]) is int:
+        is_whole = type(key[0]) is int or is_applied(key[0])  # anything may be called in it
+        if is_whole:
             states = [value for value, _ in self.call.states]
         else:
             states = [value for value in (*args, *kwargs.values()) if type(value) is torch.Generator]
         drawn = states if states or self.call.profile.torch_random else None
-        if type(key[0]) is int:
+        if is_whole:
             kept.after = After(dict(self.calls), drawn)
         elif drawn is not None:
             kept.after = After(None, drawn)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lowtide import _torch_private as private
 from lowtide.engine._clock import clock
+from lowtide.engine._kept._applied import put_applied, take_out_applied
 from lowtide.engine._kept._finding import Finder
 from lowtide.engine._kept._holding import Holding
 from lowtide.engine._kept._kept import NO_RESULT
@@ -141,6 +142,8 @@ def run_finding(finder: Finder, target: Callable[..., Any], args: Any, kwargs: A
     around, state.finder = state.finder, finder
     if stand_ins:
         put_stand_ins(stand_ins)
+    if choice.applied:
+        put_applied(choice.applied)
     if functions:
         private.push_function_mode(finder)
     try:
@@ -148,6 +151,8 @@ def run_finding(finder: Finder, target: Callable[..., Any], args: Any, kwargs: A
     finally:
         if functions:
             private.pop_function_mode()
+        if choice.applied:
+            take_out_applied(choice.applied)
         if stand_ins:
             take_out_stand_ins(stand_ins)
         state.finder = around

@@ -8,8 +8,10 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
+from torch.autograd import Function
 
 from lowtide.engine._clock import clock
+from lowtide.engine._kept._applied import AppliedStandIn, applied_stand_in_for
 from lowtide.engine._kept._modules import StandIn, stand_in_for
 from lowtide.errors import InvalidInputError
 from lowtide.records import CallSite, Decision
@@ -54,8 +56,15 @@ _NEVER_DRAW = frozenset(
 )
 
 
+def is_applied(function: Any) -> bool:
+    """Whether it is an autograd Function."""
+    return isinstance(function, type) and issubclass(function, Function)
+
+
 def traits_of(function: Any) -> Traits:
     """Of a function, or of a module by its ``id``."""
+    if is_applied(function):
+        return Traits(False, False, False)
     name = getattr(function, "__name__", "")
     space = getattr(function, "namespace", None) or str(getattr(function, "_qualified_op_name", "")).partition("::")[0]
     return Traits("batch_norm" in name, space in _COLLECTIVES, name in _NEVER_DRAW)
@@ -73,6 +82,7 @@ class Choice:
         closed: ``id`` of modules in which no function is called that is ever kept: functions are not looked at in there.
         linears: ``id`` of those ``nn.Linear`` whose one call of a function is kept: to stand in for it costs less than to look at that.
         stand_ins: of all these modules.
+        applied: what stands in for forwards of autograd Functions whose results are kept.
         ways: how often audited calls called each function and module.
         traits: of each function, or module.
     """
@@ -84,6 +94,7 @@ class Choice:
     closed: frozenset[int] = frozenset()
     linears: frozenset[int] = frozenset()
     stand_ins: tuple[StandIn, ...] = ()
+    applied: tuple[AppliedStandIn, ...] = ()
     ways: tuple[dict[Any, int], ...] = ()
     traits: dict[Any, Traits] = field(default_factory=dict)
 
@@ -165,14 +176,16 @@ class Learned:
             linears = {key: ref for key, ref in self.linears.items() if key not in modules}
             refs = modules | closed | linears
             found = {key: module for key, module in [(key, ref()) for key, ref in refs.items()] if module is not None}
+            applied = tuple(applied_stand_in_for(key) for key in indices if is_applied(key))
             choice = Choice(
                 clock.now,
                 indices,
-                len(modules) < len(indices),
+                len(modules) + len(applied) < len(indices),
                 modules,
                 frozenset(closed) & found.keys(),
                 frozenset(linears) & found.keys(),
                 tuple(map(stand_in_for, found.values())),
+                applied,
                 ways,
                 {key: traits_of(key) for key in indices},
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lowtide import _torch_private as private
+from lowtide.engine._kept._applied import KeptApplied
 from lowtide.engine._kept._finding import Finder, Key, Pack
 from lowtide.engine._kept._kept import NO_RESULT, Kept, Result, shape_of
 
@@ -82,12 +83,32 @@ class Returning(Finder):
         saved = kept.saved_again(self._frame, given, held)
         if saved is None:
             return False, None
+        pack = self._pack
+        self._done_with(key, kept)
+        for tensor in saved:
+            pack(tensor)
+        return True, kept.again(held)
+
+    def kept_apply(self, key: Key, run: Callable[..., Any], args: Any, context: Any, given: list[torch.Tensor]) -> Any:
+        """Return what the forward of an autograd Function returned, with what it had its context save handed to that."""
+        kept = self._kept.get(key)
+        if not isinstance(kept, KeptApplied) or kept.result is NO_RESULT:
+            return run(*args)
+        with private.without_function_modes():
+            held = kept.held(self._frame, given)
+            if held is None:
+                self._learned.copied.add(key)
+                return run(*args)
+            done, result = kept.give_again(self._frame, context, given, held)
+            if not done:
+                return run(*args)
+            self._done_with(key, kept)
+        return result
+
+    def _done_with(self, key: Key, kept: Kept) -> None:
+        """It was given back: the functions called in it count as called, and if no other replay can ask for it, it is let go of."""
         if self._release:
             kept.release(self._frame)
             del self._kept[key]
-        pack = self._pack
-        for tensor in saved:
-            pack(tensor)
         if kept.after is not None and kept.after.calls is not None:
             self.calls.update(kept.after.calls)
-        return True, kept.again(held)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from lowtide import _torch_private as private
 from lowtide.engine._kept._between import Between
-from lowtide.engine._kept._learned import Learned, learn_of, traits_of
+from lowtide.engine._kept._learned import Learned, is_applied, learn_of, traits_of
 from lowtide.engine._kept._origins import tensors_of
 from lowtide.engine._replay import tell_once
 from lowtide.engine._tree import tensors_in
@@ -40,6 +41,7 @@ class _Row:
 
     Attributes:
         around: the innermost module call it is in.
+        outer: the innermost call of a module or an autograd Function that it is in.
         given: memory of its arguments.
         results: of its tensor results, shape, dtype and bytes.
         own: whether its results are its own; not known before it is over.
@@ -57,6 +59,7 @@ class _Row:
     types: tuple[type, ...]
     index: int
     around: _Row | None
+    outer: _Row | None
     given: set[int]
     watched: bool
     from_device: bool
@@ -112,6 +115,7 @@ class Sites(Between):
         self._call, self._region = call, region
         self._rows: list[_Row] = []
         self._open: list[_Row] = []
+        self._applied: list[tuple[FrameType, _Row]] = []
         self._calls: dict[Any, int] = {}
         self._makers: dict[int, list[_Row]] = {}
         self._root, self._pack = root, None  # type: tuple[nn.Module | None, Any]
@@ -162,6 +166,16 @@ class Sites(Between):
                 self._leave(self._open[-1], _FAILED)
             self._leave(self._open[-1], result)
 
+    def see_apply(self, frame: FrameType, event: str, result: Any) -> None:
+        """``apply`` of an autograd Function begins, or is over; in a call of a function, as of a custom op, it is a part of that."""
+        if event == "return":
+            if self._applied and self._applied[-1][0] is frame:
+                self._leave(self._applied.pop()[1], _FAILED if result is None else result)
+        elif not self._open or self._open[-1].level == "module" or is_applied(self._open[-1].function):
+            values = frame.f_locals
+            given = tensors_of((*values["args"], *values["kwargs"].values()))
+            self._applied.append((frame, self._enter(values["cls"], "function", given)))
+
     def _is_here(self) -> bool:
         return bool(_thread.recorders) and _thread.recorders[-1] is self
 
@@ -175,7 +189,10 @@ class Sites(Between):
             path, types = self._paths.get(id(function), path), (*types, type(function))
         hooks = private.top_hooks()
         watched = hooks is not None and hooks[0] is self._pack
-        row = _Row(function, level, path, types, index, around, set(map(private.storage_key, given)), watched, any(map(_on_device, given)))
+        outer = next((row for row in reversed(self._open) if row is around or is_applied(row.function)), None)
+        row = _Row(
+            function, level, path, types, index, around, outer, set(map(private.storage_key, given)), watched, any(map(_on_device, given))
+        )
         self._rows.append(row)
         self._open.append(row)
         return row
@@ -236,8 +253,8 @@ class Sites(Between):
                 refused(row.site(position, self._region))
             if not row.over or not row.own or not row.ops or not row.watched or row.function is self._root:
                 continue
-            if row.around is not None and self._in_kept(row.around):
-                continue
+            if self._in_kept(row.outer) or (row.outer is not None and is_applied(row.outer.function) and row.outer.ops == row.ops):
+                continue  # the outer call is kept, or is this one with a backward of its own: it was asked about
             if learned.ask(row.site(position, self._region)) is Decision.KEEP:
                 self._keep(learned, row)
             position += 1
@@ -258,7 +275,7 @@ class Sites(Between):
     @staticmethod
     def _in_kept(row: _Row | None) -> bool:
         while row is not None and not row.kept:
-            row = row.around
+            row = row.outer
         return row is not None
 
     def _keep(self, learned: Learned, row: _Row) -> None:
