@@ -12,7 +12,7 @@ import lowtide
 from lowtide import policy as p
 from lowtide.engine import checkpoint, kept_sites
 
-from .conftest import Choose, assert_same, compare, snapshot  # noqa: F401 – a fixture
+from .conftest import Choose, assert_same, costly, costly_calls, snapshot
 
 RAN = bytearray(1)
 """No list: a replay would see that, and put it back."""
@@ -223,3 +223,49 @@ def test_the_calls_inside_can_be_kept_too():
     run = checkpoint(_marks, policy=Choose(lambda site: getattr(site.function, "__name__", "") == "tanh"))
     assert_same(steps(run), steps(_marks))
     assert len(kept_sites(run)) == 4
+
+
+def test_functions_that_are_called_in_a_kept_one_and_after_it(runs):
+    class Calls(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return costly(x).clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * torch.cos(ctx.saved_tensors[0]) * 2
+
+    def fn(x):
+        return torch.exp(torch.tanh(costly(torch.cos(Calls.apply(torch.sin(x))))))
+
+    run = checkpoint(fn, policy=Choose(lambda site: applied()(site) or costly_calls(site)))
+    assert_same(steps(run), steps(fn))
+    assert [site.index for site in kept_sites(run)] == [0, 1]
+    before = runs[0]
+    steps(run)
+    assert runs[0] - before == 4 * 2
+
+
+def test_what_is_not_differentiable_is_not_so_in_the_replay():
+    def fn(x):
+        y, other = Marks.apply(torch.sin(x))
+        return torch.exp(torch.tanh(y) * (2 if other.requires_grad else 3)) * torch.tanh(other)
+
+    assert_same(steps(checkpoint(fn, policy=Choose(applied()))), steps(fn))
+
+
+def test_a_function_that_is_one_op_is_asked_about_once():
+    class Product(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return torch.mm(x, x.t())
+
+        @staticmethod
+        def backward(ctx, grad):
+            return (grad + grad.t()) @ ctx.saved_tensors[0]
+
+    asked = Choose(lambda site: False)
+    steps(checkpoint(lambda x: torch.exp(torch.tanh(Product.apply(torch.sin(x)))), policy=asked), 1)
+    assert [site.function_name.rpartition(".")[2] for site in asked.asked] == ["sin", "Product", "tanh", "exp"]
