@@ -24,17 +24,17 @@ Found = dict[str, Any]
 """``peak_bytes``, and ``seconds`` of each round."""
 
 
-def measured(world: int, groups: list[list[Asked]], rounds: int = 0) -> Iterator[list[list[Found]]]:
+def measured(world: int, groups: list[list[Asked]], rounds: Sequence[int] = ()) -> Iterator[list[list[Found]]]:
     """What the processes find, a group at a time, as it comes: by question, then by rank.
 
     Args:
         world: how many processes.
         groups: what to run; the steps of a group are timed in turns.
-        rounds: of timing.
+        rounds: of timing, of each group; none by default.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     script = str(Path(__file__).with_name("_parallel_rank.py"))
-    asked = json.dumps({"groups": groups, "rounds": rounds})
+    asked = json.dumps(list(zip(groups, rounds or [0] * len(groups), strict=True)))
     with tempfile.TemporaryDirectory() as folder:
         commands = [[sys.executable, script, str(rank), str(world), f"{folder}/store", asked] for rank in range(world)]
         processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for command in commands]

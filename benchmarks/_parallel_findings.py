@@ -99,36 +99,71 @@ def findings(cells: Cells) -> list[str]:
 
 
 def _where_replay_pays(cells: Cells) -> str:
-    parts = "; ".join(f"with {attention} attention {_first_that_pays(cells, attention)}" for attention in ATTENTION)
+    parts = "; ".join(
+        f"with {attention} attention {_listed_stages([_first_that_pays(cells, split, attention) for split in ZERO])}"
+        for attention in ATTENTION
+    )
     return (
-        f"**Where replay starts to pay.** Replaying every block under DDP takes more than {1 - PAYS:.0%} off the peak of a rank: {parts}. "
-        "On shorter sequences the peak is parameters, gradients and optimizer state, which no replay touches."
+        f"**Where replay starts to pay.** Replaying every block takes more than {1 - PAYS:.0%} off the peak of a rank: {parts}. "
+        f"{_price(cells)}"
     )
 
 
-def _first_that_pays(cells: Cells, attention: str) -> str:
-    n = next((n for n in cells.sequences if cells.left("ZeRO", 0, n, attention, "full") < PAYS), None)
-    if n is None:
-        return "at no sequence tried"
-    off, longer = 1 - cells.left("ZeRO", 0, n, attention, "full"), cells.at("ZeRO", 0, n, attention, "full").over_none
-    return f"from sequence {n} on ({off:.0%} off there, for {longer:.2f} times the processor time of a step)"
+def _first_that_pays(cells: Cells, split: int, attention: str) -> int | None:
+    return next((n for n in cells.sequences if cells.left("ZeRO", split, n, attention, "full") < PAYS), None)
+
+
+def _listed_stages(first: list[int | None]) -> str:
+    """Stages of ZeRO by the sequence from which something holds."""
+    names = {n: [_name("ZeRO", split) for split, found in zip(ZERO, first, strict=True) if found == n] for n in dict.fromkeys(first)}
+    begins = {n: "at no sequence tried" if n is None else f"from sequence {n} on" for n in names}
+    return ", ".join(f"{begins[n]} under {_and(found)}" for n, found in names.items())
+
+
+def _name(engine: str, split: int) -> str:
+    if engine == "ZeRO":
+        return f"ZeRO-{split}" if split else "DDP"
+    return f"{split} stage{'s' if split > 1 else ''}"
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _price(cells: Cells) -> str:
+    n = cells.sequences[-1]
+    parts = (
+        f"{1 - cells.left('ZeRO', 0, n, kind, 'full'):.0%} with {kind} attention, for {cells.at('ZeRO', 0, n, kind, 'full').over_none:.2f} "
+        "times the processor time of a step"
+        for kind in ATTENTION
+    )
+    return f"At sequence {n} under DDP it takes off {', and '.join(parts)}."
 
 
 def _where_stage_three_gains_nothing(cells: Cells) -> str:
     places = [(n, attention, policy) for attention in ATTENTION for n in cells.sequences for policy in POLICIES]
     ratios = {p: cells.at("ZeRO", 3, *p).peak_bytes / cells.at("ZeRO", 2, *p).peak_bytes for p in places}
     none = [place for place, ratio in ratios.items() if ratio >= SAME]
-    by_policy = [f"{p}: {_listed([(n, a) for n, a, other in none if other == p])}" for p in POLICIES if any(o == p for *_, o in none)]
+    by_policy = "; ".join(f"replay {p}: {_listed(cells, [place[:2] for place in none if place[2] == p])}" for p in POLICIES)
     best = min(places, key=lambda place: ratios[place])
     return (
-        f"**Where ZeRO-3 gains nothing over ZeRO-2.** It holds as much (within {1 - SAME:.0%}) in {len(none)} of {len(places)} settings"
-        f"{' (' + '; '.join(by_policy) + ')' if none else ''}. At best (sequence {best[0]}, {best[1]} attention, replay {best[2]}) "
-        f"it holds {1 - ratios[best]:.0%} less."
+        f"**Where ZeRO-3 gains nothing over ZeRO-2.** It holds no less (within {1 - SAME:.0%}) in {len(none)} of {len(places)} settings "
+        f"({by_policy}). At best (sequence {best[0]}, {best[1]} attention, replay {best[2]}) it holds {1 - ratios[best]:.1%} less."
     )
 
 
-def _listed(places: list[tuple[int, str]]) -> str:
-    return ", ".join(f"{n} with {attention}" for n, attention in places)
+def _listed(cells: Cells, places: list[tuple[int, str]]) -> str:
+    """Sequences and attention, in few words."""
+    if not places:
+        return "nowhere"
+    of_kind = {kind: [n for n, attention in places if attention == kind] for kind in ATTENTION}
+    if all(found == cells.sequences for found in of_kind.values()):
+        return "everywhere"
+    return ", ".join(f"{_sequences(cells, found)} with {kind} attention" for kind, found in of_kind.items() if found)
+
+
+def _sequences(cells: Cells, found: list[int]) -> str:
+    return "all sequences" if found == cells.sequences else f"sequence {', '.join(map(str, found))}"
 
 
 def _what_fused_attention_takes(cells: Cells) -> str:
@@ -172,7 +207,7 @@ def plot(cells: Cells, value: str, label: str, file: Path) -> None:
     for attention, axes in zip(ATTENTION, grid, strict=True):
         for (engine, split), axis in zip(columns, axes, strict=True):
             _panel(axis, cells, engine, split, attention, value)
-    grid[0][0].legend(title="replay")
+    figure.legend(*grid[0][0].get_legend_handles_labels(), title="replay", loc="outside right upper")
     figure.supxlabel("sequence")
     figure.supylabel(label)
     figure.savefig(file, metadata={"Date": None})
@@ -184,7 +219,6 @@ def _panel(axis: Any, cells: Cells, engine: str, split: int, attention: str, val
         found = [getattr(cells.at(engine, split, n, attention, policy), value) for n in cells.sequences]
         heights = [each / 2**20 for each in found] if value == "peak_bytes" else found
         axis.plot(cells.sequences, heights, marker=_MARKS[policy], markersize=4, label=policy)
-    name = f"ZeRO-{split}" if engine == "ZeRO" else f"{split} stage{'s' if split > 1 else ''}"
-    axis.set(xscale="log", yscale="log" if value == "peak_bytes" else "linear", title=f"{name}, {attention}")
+    axis.set(xscale="log", yscale="log" if value == "peak_bytes" else "linear", title=f"{_name(engine, split)}, {attention}")
     axis.set_xticks(cells.sequences, map(str, cells.sequences))
     axis.minorticks_off()

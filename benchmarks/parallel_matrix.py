@@ -3,18 +3,21 @@
 A llama of two small blocks under gloo on two processes (one for a pipeline of one stage). The settings that differ in replay alone are
 timed in turns.
 Writes ``benchmarks/results/parallel_matrix.csv`` and the page ``docs/parallel-matrix.md`` with table, plots and a paragraph for each
-finding, all of it computed from this very run.
+finding, all of it computed from this very run. A run that was interrupted goes on where it stopped, from what it noted in
+``parallel_matrix.unfinished.jsonl`` beside the results; delete that file to measure all again.
 
-    python benchmarks/parallel_matrix.py [--sequences 16 32 256 1024] [--rounds 2] [--out FOLDER]
+    python benchmarks/parallel_matrix.py [--sequences 16 32 256 1024] [--rounds 7] [--out FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +29,67 @@ from lowtide.units import format_bytes
 
 REPLICAS = {"layers": 2, "batch": 2}
 PIPELINE = {"layers": 2, "batch": 1, "micro_batches": 2}
+_LONG = 128
+"""Steps of shorter sequences are timed more often, in proportion."""
 
 
-def measured_cells(sequences: list[int], rounds: int) -> Iterator[Cell]:
+Place = tuple[str, int, int, str]
+"""Engine, split, sequence, attention: the settings of a group."""
+
+
+def measured_cells(sequences: list[int], rounds: int, notes: Notes) -> Iterator[Cell]:
     """All settings, as they are measured; of each, a line is printed."""
     for engine, world, splits in (("ZeRO", 2, ZERO), *(("pipeline", stages, (stages,)) for stages in STAGES)):
-        places = list(itertools.product(splits, sequences, ATTENTION))
-        groups = [[asked(engine, *place, policy) for policy in POLICIES] for place in places]
-        for place, found in zip(places, measured(world, groups, rounds), strict=True):
-            cells = [Cell(engine, *place, policy, *figures) for policy, figures in zip(POLICIES, summaries(found), strict=True)]
+        places = [(engine, *place) for place in itertools.product(splits, sequences, ATTENTION)]
+        known = [place for place in places if place in notes]
+        new = newly_measured(world, [place for place in places if place not in known], rounds, notes)
+        for cells in itertools.chain(map(notes.cells, known), new):
             print(line(cells), flush=True)
             yield from cells
+
+
+def newly_measured(world: int, places: list[Place], rounds: int, notes: Notes) -> Iterator[list[Cell]]:
+    """A group at a time; each is noted."""
+    began = time.monotonic()
+    groups = [[asked(*place, policy) for policy in POLICIES] for place in places]
+    times = [rounds * max(1, _LONG // sequence) for _, _, sequence, _ in places]
+    for place, found in zip(places, measured(world, groups, times) if groups else (), strict=True):
+        cells = [Cell(*place, policy, *figures) for policy, figures in zip(POLICIES, summaries(found), strict=True)]
+        now = time.monotonic()
+        notes.add(place, cells, now - began)
+        began = now
+        yield cells
+
+
+class Notes:
+    """What an interrupted run has measured, by group; a file of JSON lines."""
+
+    def __init__(self, file: Path, rounds: int) -> None:
+        self._file, self._rounds = file, rounds
+        lines = map(json.loads, file.read_text(encoding="utf-8").splitlines() if file.exists() else ())
+        self._found = {tuple(entry["place"]): entry for entry in lines if entry["rounds"] == rounds}
+
+    def __contains__(self, place: Place) -> bool:
+        return place in self._found
+
+    def cells(self, place: Place) -> list[Cell]:
+        return [Cell(*cell) for cell in self._found[place]["cells"]]
+
+    def add(self, place: Place, cells: list[Cell], seconds: float) -> None:
+        entry = {"place": place, "rounds": self._rounds, "cells": [astuple(cell) for cell in cells], "seconds": seconds}
+        self._found[place] = entry
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    @property
+    def minutes(self) -> float:
+        """That all of it took."""
+        return sum(float(entry["seconds"]) for entry in self._found.values()) / 60
+
+    def drop(self) -> None:
+        """The run is over."""
+        self._file.unlink(missing_ok=True)
 
 
 def asked(engine: str, split: int, sequence: int, attention: str, policy: str) -> dict[str, Any]:
@@ -116,16 +169,17 @@ def write(cells: Cells, out: Path, minutes: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, nargs="*", default=[16, 32, 256, 1024])
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent)
     arguments = parser.parse_args()
-    began = time.monotonic()
-    cells = Cells(list(measured_cells(arguments.sequences, arguments.rounds)))
+    notes = Notes(arguments.out / "benchmarks" / "results" / "parallel_matrix.unfinished.jsonl", arguments.rounds)
+    cells = Cells(list(measured_cells(arguments.sequences, arguments.rounds, notes)))
     console = Console(width=120)
     console.print(table(cells, "ZeRO"), table(cells, "pipeline"))
     for paragraph in findings(cells):
         console.print(f"\n{paragraph}", highlight=False)
-    write(cells, arguments.out, (time.monotonic() - began) / 60)
+    write(cells, arguments.out, notes.minutes)
+    notes.drop()
 
 
 if __name__ == "__main__":

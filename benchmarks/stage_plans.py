@@ -5,7 +5,7 @@ A plan is how many blocks a stage replays. The fewest that fit a stage are read 
 process a stage, in turns. The last stage has the head, so it is the slowest, and holds one micro-batch: it need not replay as the first
 does.
 
-    python benchmarks/stage_plans.py [--ranks 2] [--rounds 7]
+    python benchmarks/stage_plans.py [--ranks 2] [--rounds 21]
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def fewest(peaks: list[int], budget: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=21)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     ranks = arguments.ranks
@@ -43,7 +43,7 @@ def main() -> None:
     budget = max(*(each[-1] for each in peaks), *(each[0] for each in peaks[1:]))
     own = [fewest(each, budget) for each in peaks]
     plans = {"one for all stages": [max(own)] * ranks, "one for each stage": own}
-    [found] = measured(ranks, [[{**asked, "policy": plan} for plan in plans.values()]], arguments.rounds)
+    [found] = measured(ranks, [[{**asked, "policy": plan} for plan in plans.values()]], [arguments.rounds])
     show(ranks, budget, plans, found)
 
 

@@ -185,6 +185,13 @@ class Unseen:
         self._modes.__exit__(*exc)
 
 
+def bucket_bytes(replica: torch.nn.parallel.DistributedDataParallel) -> int:
+    """Of the buffers in which gradients are averaged, for which no Python object stands; none where gradients are views of them."""
+    told: dict[str, Any] = replica._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    sizes = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
+    return 0 if told["gradient_as_bucket_view"] else sum(map(int, sizes.split(", ")))
+
+
 def running_sequence_number() -> int | None:
     """The number of the backward node that is running."""
     node = torch._C._current_autograd_node()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 import lowtide
-from lowtide.distributed import on_ranks
+from lowtide.distributed import GatherCost, on_ranks
 from lowtide.errors import InvalidInputError
 from lowtide.plan import PlannedRegion
 from lowtide.records import Category
@@ -57,7 +59,7 @@ def test_optimizer_state_is_dealt_out_whole(traced):
 @pytest.mark.parametrize("zero", [2, 3])
 def test_what_is_sharded_is_whole_only_where_it_is_used(traced, zero):
     sharded = on_ranks(traced, 4, zero, UNITS)
-    assert _bytes(sharded, Category.PARAMETER, resident=True) == ALL // 4 + BLOCK  # the first unit is gathered as the step begins
+    assert _bytes(sharded, Category.PARAMETER, resident=True) == ALL // 4
     assert _bytes(sharded, Category.OPTIMIZER, resident=True) <= _bytes(traced, Category.OPTIMIZER, resident=True) // 4 + 8 * BLOCKS
     whole = [s for s in sharded.storages if s.category is Category.PARAMETER and s.bytes == BLOCK]
     assert len(whole) == BLOCKS * (zero - 1)
@@ -83,3 +85,48 @@ def test_a_unit_that_is_never_called_is_an_error(traced):
         on_ranks(traced, 2, 3, ["blocks.7"])
     with pytest.raises(InvalidInputError, match="zero is 0 to 3"):
         on_ranks(traced, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def pairs() -> lowtide.StepTrace:
+    """Three modules of two blocks each; every op takes as long as any other."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(*(Block(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(2))) for _ in range(3)))
+    x = torch.randn(ROWS, WIDTH)
+    found = lowtide.trace(model, lambda: model(x).square().mean().backward())
+    return dataclasses.replace(found, ops=tuple(dataclasses.replace(op, seconds=1e-3) for op in found.ops))
+
+
+PAIRED = [f"{pair}.{block}" for pair in range(3) for block in range(2)]
+
+
+def test_a_slow_gather_makes_another_plan_the_fastest(pairs):
+    settings = {"units": PAIRED, "forward_only": PAIRED[::2]}  # of each pair the first is gathered for a replay of both alone
+    free, slow = (on_ranks(pairs, 4, 3, **settings, gather=cost) for cost in (None, GatherCost.of_bandwidth(1e3)))
+    budget = int(0.8 * lowtide.simulate(free, None).peak_bytes)
+    chosen, cheaper = lowtide.solve(free, budget), lowtide.solve(slow, budget)
+    assert lowtide.simulate(slow, chosen).gathers > lowtide.simulate(slow, cheaper).gathers == 0
+    assert lowtide.simulate(slow, chosen).added_s > lowtide.simulate(slow, cheaper).added_s
+    assert lowtide.simulate(free, chosen).added_s < lowtide.simulate(free, cheaper).added_s
+    assert max(lowtide.simulate(slow, plan).peak_bytes for plan in (chosen, cheaper)) <= budget
+
+
+def test_what_is_gathered_for_a_replay_stays_whole_until_backward_has_it(pairs):
+    sharded = on_ranks(pairs, 4, 3, PAIRED)
+    first = lowtide.simulate(sharded, [PlannedRegion(("0",))])
+    parameters = list(Category).index(Category.PARAMETER)
+    of_replay = [moment for moment in first.moments if moment.phase == "replay"]
+    shares = _bytes(sharded, Category.PARAMETER, resident=True)
+    assert [moment.live_bytes[parameters] for moment in of_replay] == [shares + 2 * BLOCK] * len(of_replay)
+    after = first.moments[first.moments.index(of_replay[-1]) + 1]
+    assert after.live_bytes[parameters] == shares + 2 * BLOCK
+
+
+def test_what_is_gathered_apart_is_replayed_apart(pairs):
+    for zero in (2, 3):
+        sharded = on_ranks(pairs, 4, zero, PAIRED)
+        together = lowtide.simulate(sharded, [PlannedRegion(tuple(PAIRED[:2]))])
+        apart = lowtide.simulate(sharded, [PlannedRegion((unit,)) for unit in PAIRED[:2]])
+        assert (together.peak_bytes, together.added_s) == (apart.peak_bytes, apart.added_s)
+    on_one = lowtide.simulate(pairs, [PlannedRegion(tuple(PAIRED[:2]))])
+    assert on_one.overhead_s < apart.overhead_s

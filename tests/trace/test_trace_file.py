@@ -71,7 +71,7 @@ def test_a_file_is_valid_by_the_schema_that_is_shipped(data: dict[str, Any]) -> 
 def test_the_schema_has_the_very_fields_of_the_file(data: dict[str, Any]) -> None:
     described = schema()
     assert set(described["properties"]) == set(described["required"]) == set(data)
-    for name in ("ops", "storages", "saved", "calls", "functions"):
+    for name in ("ops", "storages", "saved", "calls", "functions", "gathers"):
         table = described["properties"][name]
         assert set(table["properties"]) == set(table["required"]) == set(data[name])
 
@@ -88,7 +88,7 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], str], str]] = {
     "half a file": (lambda data: json.dumps(data)[:-9], "not JSON"),
     "a list": (lambda _: "[]", "a JSON object was required"),
     "a plan": (broken(lambda d: d.update(format="lowtide.plan")), "'lowtide.trace' was required"),
-    "another version": (broken(lambda d: d.update(version=4)), "version 4, this lowtide reads versions 1 to 3"),
+    "another version": (broken(lambda d: d.update(version=5)), "version 5, this lowtide reads versions 1 to 4"),
     "a version that is no number": (broken(lambda d: d.update(version=True)), "version True"),
     "no device": (broken(lambda d: d.pop("device")), "'device' is missing"),
     "a device of another kind": (broken(lambda d: d.update(device=1)), "device must be text, found 1"),
@@ -118,7 +118,7 @@ def test_damage_is_refused_with_a_sentence_on_what_is_wrong(
 
 
 def test_a_file_from_before_functions_were_recorded_is_read(traced: StepTrace, data: dict[str, Any]) -> None:
-    del data["functions"], data["calls"]["replaced"]
+    del data["functions"], data["calls"]["replaced"], data["gathers"]
     data["version"] = 1
     assert StepTrace.from_json(json.dumps(data)) == dataclasses.replace(traced, functions=())
 

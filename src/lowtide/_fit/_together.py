@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
+
+from lowtide.distributed import measure_gather
 from lowtide.errors import StepError
+from lowtide.records import StepTrace
 from lowtide.verify import Ranks
 
 T = TypeVar("T")
@@ -93,6 +97,15 @@ class Together:
         weights = self.of_stage((weight, -self._ranks.rank))
         leads = max(weights) == (weight, -self._ranks.rank)
         return next(made[0] for made in self.of_stage([make()] if leads else []) if made)
+
+    def priced(self, trace: StepTrace, device: torch.device) -> StepTrace:
+        """A trace in which it takes as long to gather parameters as it does between these processes, measured; the same on all of them."""
+        if not self.any(any(gather.is_extra for gather in trace.gathers)):
+            return trace
+        cost = measure_gather(device=device)
+        sizes = [sum(trace.storages[storage].bytes for storage in gather.storages) for gather in trace.gathers]
+        gathers = (replace(gather, seconds=cost.seconds(size)) for gather, size in zip(trace.gathers, sizes, strict=True))
+        return replace(trace, gathers=tuple(gathers))
 
     def _tell(self, error: BaseException) -> None:
         """Let the others know.

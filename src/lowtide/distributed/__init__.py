@@ -6,6 +6,7 @@ Closed forms need no torch: an estimate is made on a laptop. Only to compare it 
 from lowtide.distributed._activations import Term, layer_terms
 from lowtide.distributed._architecture import Architecture, architecture, bundled
 from lowtide.distributed._estimate import Estimate, RankMemory, estimate
+from lowtide.distributed._gather_cost import GatherCost, measure_gather
 from lowtide.distributed._in_pipeline import in_pipeline
 from lowtide.distributed._on_ranks import on_ranks
 from lowtide.distributed._replay import POLICIES, Replays
@@ -20,6 +21,7 @@ __all__ = [
     "Agreement",
     "Architecture",
     "Estimate",
+    "GatherCost",
     "Mesh",
     "RankMemory",
     "Replays",
@@ -32,6 +34,7 @@ __all__ = [
     "estimate",
     "in_pipeline",
     "layer_terms",
+    "measure_gather",
     "on_ranks",
     "parse_mesh",
     "plan_stages",

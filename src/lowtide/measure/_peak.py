@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import nn
 from torch.autograd.profiler import record_function
+from torch.nn.parallel import DistributedDataParallel
 
+from lowtide import _torch_private as private
 from lowtide.trace import allocator_events, highest_level
 
 _MARK = "lowtide::measured"
@@ -28,6 +31,11 @@ def peak_bytes(step: Callable[[], object], device: torch.device, resident_bytes:
         Bytes.
     """
     return _cuda_peak(step, device) if device.type == "cuda" else resident_bytes + _cpu_rise(step)
+
+
+def bucket_bytes(model: nn.Module) -> int:
+    """Bytes of the buffers in which ``DistributedDataParallel`` averages gradients, which no Python object stands for."""
+    return sum(private.bucket_bytes(module) for module in model.modules() if isinstance(module, DistributedDataParallel))
 
 
 def _cuda_peak(step: Callable[[], object], device: torch.device) -> int:

@@ -34,7 +34,7 @@ class Candidate:
     @cached_property
     def seconds(self) -> float:
         """Time that it adds to the step."""
-        return sum((r.seconds + r.overhead_s for r in self.replays), start=0.0)
+        return sum((r.seconds + r.gather_s + r.overhead_s for r in self.replays), start=0.0)
 
     @cached_property
     def calls(self) -> frozenset[int]:
@@ -51,6 +51,11 @@ class Candidate:
     def held(self) -> frozenset[tuple[int, int]]:
         """Storage and end of all that it holds."""
         return frozenset(hold for r in self.replays for hold in zip(r.held.tolist(), r.held_until.tolist(), strict=True))
+
+    @cached_property
+    def fetched(self) -> frozenset[int]:
+        """Storages of parameters that its replays fetch."""
+        return frozenset(storage for r in self.replays for gather in r.gathers for storage in gather.storages)
 
     @cached_property
     def freed_bytes(self) -> int:

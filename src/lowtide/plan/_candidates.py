@@ -1,7 +1,7 @@
 """The regions that a solver may choose: module paths, and runs of calls one right after the other, that are worth something.
 
 They come from the calls of the trace alone. What is dominated is left out: a candidate that drops the same saved
-tensors by running at least the same ops as another, while it holds at least as much and touches at least the same calls.
+tensors by running at least the same ops as another, while it holds and fetches at least as much and touches at least the same calls.
 """
 
 from __future__ import annotations
@@ -88,6 +88,6 @@ def _undominated(found: list[Candidate]) -> list[Candidate]:
 
 
 def _dominates(one: Candidate, other: Candidate) -> bool:
-    """Choosing ``one`` instead of ``other`` is never worse: same drops and same replays, no more held, no more calls touched."""
+    """Choosing ``one`` instead of ``other`` is never worse: same drops and same replays, no more held or fetched, no more calls touched."""
     alike = one.ops == other.ops and one.seconds <= other.seconds
-    return alike and one.held <= other.held and one.calls <= other.calls
+    return alike and one.held <= other.held and one.fetched <= other.fetched and one.calls <= other.calls

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.plan._overhead import ENGINE, Overhead
-from lowtide.records import Category, FunctionCall, Phase, StepTrace
+from lowtide.records import Category, FunctionCall, Gather, Phase, StepTrace
 
 if TYPE_CHECKING:
     from lowtide.plan._replay import Replay
@@ -48,6 +48,7 @@ class TraceIndex:
         bytes, category, born, freed, resident: by storage; ``category`` indexes ``CATEGORIES``.
         slot_storage, slot_call, position, used, released: by saved tensor.
         slot_freed: by saved tensor, until when it is alive without autograd.
+        gather_calls: by entry of ``trace.gathers``.
         parent, call_stop, start, end, replayable: by call; a call is replayable when all calls inside it are.
     """
 
@@ -59,6 +60,7 @@ class TraceIndex:
         self._read_storages(trace)
         self._read_slots(trace)
         self._read_calls(trace)
+        self.gather_calls = ints(gather.call for gather in trace.gathers)
 
     def _read_ops(self, trace: StepTrace) -> None:
         self.op_count = len(trace.ops)
@@ -138,6 +140,28 @@ class TraceIndex:
         low, high = np.searchsorted(self._function_starts, [self.start[call], self.end[call]]).tolist()
         stop = int(self.call_stop[call])
         return [(i, self.trace.functions[i]) for i in range(low, high) if call <= self.trace.functions[i].call < stop]
+
+    def gathers_in(self, call: int) -> tuple[Gather, ...]:
+        """What is fetched before calls inside this one, in order; not what is fetched before the call itself."""
+        low, high = np.searchsorted(self.gather_calls, [call + 1, self.call_stop[call]]).tolist()
+        return self.trace.gathers[low:high]
+
+    def are_apart(self, call: int, following: int) -> bool:
+        """Whether parameters are fetched when the step comes from one call to the next: then the engine replays each by itself."""
+        return bool(self.trace.gathers) and not self._around(following) <= self._around(call)
+
+    def _around(self, call: int) -> set[int]:
+        """The calls before which parameters are fetched, of a call and those around it."""
+        found: set[int] = set()
+        while call != NEVER:
+            if call in self._gathered:
+                found.add(call)
+            call = int(self.parent[call])
+        return found
+
+    @cached_property
+    def _gathered(self) -> frozenset[int]:
+        return frozenset(self.gather_calls.tolist())
 
     @cached_property
     def function_is_own(self) -> Flags:

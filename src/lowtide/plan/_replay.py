@@ -15,6 +15,7 @@ from lowtide.errors import PlanError
 from lowtide.plan._index import CATEGORIES, NEVER, Ints, TraceIndex, ints
 from lowtide.plan._keepable import kept_in, skipped_ops
 from lowtide.plan._solution import KeptCall
+from lowtide.records import Gather
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Replay:
         dies: for each of ``born``, the place in ``ops`` before which it is gone; ``len(ops)`` if it lives to the end.
         kept_until: for each of ``born``, the op of the step before which backward has let go of it; ``NEVER`` if
             no saved tensor needs it.
+        gathers: the parameters that it fetches from other processes.
     """
 
     region: tuple[str, ...]
@@ -50,12 +52,18 @@ class Replay:
     born: Ints
     dies: Ints
     kept_until: Ints
+    gathers: tuple[Gather, ...]
     index: TraceIndex
 
     @cached_property
     def seconds(self) -> float:
         """Time of the ops that run again."""
         return float(self.index.seconds[self.ops].sum())
+
+    @cached_property
+    def gather_s(self) -> float:
+        """Time to fetch what a step without the replay fetches less often."""
+        return sum((gather.seconds for gather in self.gathers if gather.is_extra), start=0.0)
 
     @cached_property
     def overhead_s(self) -> float:
@@ -113,7 +121,13 @@ def occurrences(index: TraceIndex, paths: tuple[str, ...]) -> list[tuple[int, ..
         raise PlanError(f"region {name_of(paths)}: these modules never run one after the other, each on what one before it made")
     in_run = {c for run in found for c in run}
     alone: list[tuple[int, ...]] = [(c,) for path in paths for c in index.calls_of_path[path] if c not in in_run]
-    return _outermost(index, sorted(found + alone))
+    return _outermost(index, sorted([part for run in found for part in _parts(index, run)] + alone))
+
+
+def _parts(index: TraceIndex, run: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """A run, cut where parameters are fetched on the way."""
+    cuts = [i for i in range(1, len(run)) if index.are_apart(run[i - 1], run[i])]
+    return [run[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(run)], strict=True)]
 
 
 def _run_from(index: TraceIndex, first: int, paths: tuple[str, ...]) -> tuple[int, ...] | None:
@@ -155,7 +169,10 @@ def _read(index: TraceIndex, paths: tuple[str, ...], calls: tuple[int, ...], kep
     needed = dropped[index.used[dropped] != NEVER] if before != NEVER else dropped[:0]
     last = _last_needed(index, needed, before)
     ops = member_ops[member_ops < last]
-    born = np.concatenate([index.storages_born_in(ops), index.written_by(ops, written)])
+    made = np.concatenate([index.storages_born_in(ops), index.written_by(ops, written)])
+    gathers = _gathers(index, calls, before, last)
+    whole, whole_until = _whole(gathers)
+    born = np.concatenate([made, whole])
     asked = needed[index.used[needed] == before]
     inputs = inputs if len(dropped) else ints(())
     results = ints(s for k in keeps if k.start < last for s in k.outputs)
@@ -174,7 +191,8 @@ def _read(index: TraceIndex, paths: tuple[str, ...], calls: tuple[int, ...], kep
         ops=ops,
         born=born,
         dies=np.searchsorted(ops, index.freed[born]),
-        kept_until=_kept_until(index, born, needed),
+        kept_until=np.concatenate([_kept_until(index, made, needed), whole_until]),
+        gathers=gathers,
         index=index,
     )
 
@@ -228,6 +246,18 @@ def _kept_until(index: TraceIndex, born: Ints, needed: Ints) -> Ints:
     until = np.full(len(born), NEVER, dtype=np.int64)
     np.maximum.at(until, places, index.released[needed])
     return until
+
+
+def _gathers(index: TraceIndex, calls: tuple[int, ...], before: int, last: int) -> tuple[Gather, ...]:
+    """What a replay up to an op fetches: what is in front of a member is fetched outside of the region."""
+    inside = (gather for call in calls for gather in index.gathers_in(call))
+    return tuple(g for g in inside if index.start[g.call] < last and not g.is_whole(before)) if before != NEVER else ()
+
+
+def _whole(gathers: tuple[Gather, ...]) -> tuple[Ints, Ints]:
+    """Storages of what is fetched, and the op before which each gives way to what backward has of it."""
+    lives = [(storage, g.whole_from) for g in gathers for storage in g.storages]
+    return ints(storage for storage, _ in lives), ints(until for _, until in lives)
 
 
 def _inputs(index: TraceIndex, calls: tuple[int, ...]) -> Ints:

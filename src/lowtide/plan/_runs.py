@@ -37,7 +37,7 @@ def _paths(index: TraceIndex, run: Run) -> tuple[str, ...]:
 
 def _longer(index: TraceIndex, equal: EqualBlocks, run: Run) -> Iterator[Run]:
     for call in _next_calls(index, run):
-        if _is_allowed(index, equal, run, call) and index.joins(run, call):
+        if _is_allowed(index, equal, run, call) and index.joins(run, call) and not index.are_apart(run[-1], call):
             yield (*run, call)
 
 

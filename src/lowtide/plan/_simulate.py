@@ -79,9 +79,11 @@ class Simulation:
     Attributes:
         peak_bytes: most bytes alive at once.
         peak_moment: the first of ``moments`` at which they are.
-        step_s: time of all ops, replayed ones included, without ``overhead_s``.
+        step_s: time of all ops, replayed ones included, without ``overhead_s`` and ``gather_s``.
         replay_s: time of the replayed ops.
         overhead_s: what the engine takes beside them.
+        gather_s: what fetching parameters for replays takes, where the step without them fetches less often.
+        gathers: how often that happens.
         timeline: the moments as arrays.
     """
 
@@ -90,17 +92,19 @@ class Simulation:
     step_s: float
     replay_s: float
     overhead_s: float
+    gather_s: float
+    gathers: int
     timeline: Timeline = field(repr=False, compare=False)
 
     @property
     def planned_s(self) -> float:
-        """How long the step takes, with what the engine takes."""
-        return self.step_s + self.overhead_s
+        """How long the step takes, with what the engine takes and what is fetched for replays."""
+        return self.step_s + self.overhead_s + self.gather_s
 
     @property
     def added_s(self) -> float:
         """How much longer the step takes than without the plan."""
-        return self.replay_s + self.overhead_s
+        return self.replay_s + self.overhead_s + self.gather_s
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
@@ -140,8 +144,10 @@ def run(index: TraceIndex, regions: Sequence[PlannedRegion]) -> Simulation:
     total = timeline.live_bytes.sum(axis=1)
     replay_s = sum((r.seconds for r in ran), start=0.0)
     overhead_s = sum((r.overhead_s for r in replays), start=0.0)
+    extra = [gather.seconds for r in ran for gather in r.gathers if gather.is_extra]
     peak = int(total.argmax()) if len(total) else 0
-    return Simulation(int(total.max(initial=0)), peak, float(index.seconds.sum()) + replay_s, replay_s, overhead_s, timeline)
+    most, step_s = int(total.max(initial=0)), float(index.seconds.sum()) + replay_s
+    return Simulation(most, peak, step_s, replay_s, overhead_s, sum(extra, start=0.0), len(extra), timeline)
 
 
 def _is_replayed(region: PlannedRegion) -> bool:

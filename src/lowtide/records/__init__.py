@@ -3,6 +3,31 @@
 from __future__ import annotations
 
 from lowtide.records._call_site import CallSite
-from lowtide.records._records import MEASURED, Call, Category, Decision, FunctionCall, Op, Phase, SavedTensor, StepTrace, Storage
+from lowtide.records._records import (
+    MEASURED,
+    Call,
+    Category,
+    Decision,
+    FunctionCall,
+    Gather,
+    Op,
+    Phase,
+    SavedTensor,
+    StepTrace,
+    Storage,
+)
 
-__all__ = ["MEASURED", "Call", "CallSite", "Category", "Decision", "FunctionCall", "Op", "Phase", "SavedTensor", "StepTrace", "Storage"]
+__all__ = [
+    "MEASURED",
+    "Call",
+    "CallSite",
+    "Category",
+    "Decision",
+    "FunctionCall",
+    "Gather",
+    "Op",
+    "Phase",
+    "SavedTensor",
+    "StepTrace",
+    "Storage",
+]

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from lowtide.records._records import StepTrace
 
 FORMAT = "lowtide.trace"
-VERSION = 3
-_WITHOUT_FUNCTIONS, _WITHOUT_REPLACED = 1, 2
-"""The version before calls of functions were recorded."""
+VERSION = 4
+_SINCE = {"functions": 2, "gathers": 4}
+"""The version in which a table was first written; older files lack it."""
+_WITHOUT_REPLACED = 2
 
 _HEADER: dict[str, type] = {"fingerprint": str, "device": str, "torch_version": str, "fake": bool, "timing": str}
 
@@ -47,7 +48,7 @@ class _Column:
 
 
 def _tables() -> dict[str, tuple[type, dict[str, _Column]]]:
-    from lowtide.records._records import Call, Category, FunctionCall, Op, Phase, SavedTensor, Storage
+    from lowtide.records._records import Call, Category, FunctionCall, Gather, Op, Phase, SavedTensor, Storage
 
     text, count, flag = _Column("text", "texts"), _Column("count"), _Column("flag")
     moment, storage, storages = _Column("count", "ops_end"), _Column("count", "storages"), _Column("counts", "storages")
@@ -61,12 +62,15 @@ def _tables() -> dict[str, tuple[type, dict[str, _Column]]]:
     calls = {"path": text, "type": text, "parent": call, "start": moment, "end": moment, "inputs": storages, "outputs": storages}
     calls |= {"replayable": flag, "replaced": storages}
     functions = {"function": text, "call": _Column("count", "calls"), "start": moment, "end": moment, "outputs": storages}
+    gathers = {"call": _Column("count", "calls"), "storages": storages, "seconds": _Column("number"), "whole_from": moment}
+    gathers |= {"whole_until": moment}
     return {
         "ops": (Op, op),
         "storages": (Storage, stored),
         "saved": (SavedTensor, saved),
         "calls": (Call, calls),
         "functions": (FunctionCall, functions),
+        "gathers": (Gather, gathers),
     }
 
 
@@ -109,11 +113,9 @@ def decode(text: str) -> StepTrace:
 
     data = _parse(text)
     _check_header(data)
-    tables = _tables()
+    tables = {name: table for name, table in _tables().items() if _SINCE.get(name, 1) <= data["version"]}
     if data["version"] <= _WITHOUT_REPLACED:
         del tables["calls"][1]["replaced"]
-    if data["version"] == _WITHOUT_FUNCTIONS:
-        del tables["functions"]
     _check_names("the trace", data, ("format", "version", *_HEADER, "texts", *tables))
     header = {name: _of_type(name, data[name], kind) for name, kind in _HEADER.items()}
     reader = _Reader(_texts(data["texts"]), {name: _size(name, data[name], columns) for name, (_, columns) in tables.items()})
@@ -135,9 +137,9 @@ def _check_header(data: Mapping[str, Any]) -> None:
     if data.get("format") != FORMAT:
         raise TraceError(f'this is not a trace: its "format" is {_shown(data.get("format"))}, {FORMAT!r} was required')
     version = data.get("version")
-    if version not in range(_WITHOUT_FUNCTIONS, VERSION + 1) or type(version) is not int:
+    if version not in range(1, VERSION + 1) or type(version) is not int:
         raise TraceError(
-            f"the trace has version {_shown(version)}, this lowtide reads versions {_WITHOUT_FUNCTIONS} to {VERSION}: "
+            f"the trace has version {_shown(version)}, this lowtide reads versions 1 to {VERSION}: "
             "trace the step again, or use the lowtide that wrote it"
         )
 

@@ -175,6 +175,37 @@ class FunctionCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """Parameters spread over processes that are fetched whole before a module's call, whenever that runs.
+
+    A region around the call fetches them in its replay too, unless they are whole then. What a replay fetched stays whole until backward is
+    through with it, which then fetches nothing itself.
+
+    Attributes:
+        call: index into ``StepTrace.calls``.
+        storages: what holds them whole during the call in forward.
+        seconds: how long it takes to fetch them.
+        whole_from, whole_until: they are whole anyway while ops ``whole_from <= i < whole_until`` of backward run; where backward never
+            fetches them both are the end of backward.
+    """
+
+    call: int
+    storages: tuple[int, ...]
+    seconds: float
+    whole_from: int
+    whole_until: int
+
+    def is_whole(self, op: int) -> bool:
+        """Whether nothing is fetched in the gap before this op."""
+        return self.whole_from <= op < self.whole_until
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether a step in which a replay fetches them fetches them once more than one without."""
+        return self.whole_from == self.whole_until
+
+
+@dataclass(frozen=True, slots=True)
 class StepTrace:
     """The record of one step.
 
@@ -187,6 +218,7 @@ class StepTrace:
         fake: it was recorded under fake tensors: nothing was computed.
         timing: where the times of the ops come from: ``measured``, or the name of a GPU whose cost model gave them.
         functions: calls of torch functions, in order; none in traces that older versions wrote.
+        gathers: calls before which parameters are fetched from other processes, in order of ``calls``.
     """
 
     ops: tuple[Op, ...]
@@ -199,6 +231,7 @@ class StepTrace:
     fake: bool = False
     timing: str = MEASURED
     functions: tuple[FunctionCall, ...] = ()
+    gathers: tuple[Gather, ...] = ()
 
     def to_json(self) -> str:
         """Write as JSON with a version: columns and one table of texts, some 100 bytes an op."""

@@ -26,6 +26,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lowtide.trace._again import Again, can_be_drawn_from
+from lowtide.trace._storages import is_made_of_others
 
 Thaw = Callable[[], Any]
 """Gives a value as it was."""
@@ -100,6 +101,12 @@ class Freezer:
         return _code_taker(self, value) or (self._object if _is_ordinary(kind) else None)  # type: ignore[arg-type]
 
     def _tensor(self, tensor: torch.Tensor, stray: bool) -> Thaw:
+        if is_made_of_others(type(tensor)):
+            names, about = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+            parts = {name: self.freeze(getattr(tensor, name), stray=stray) for name in names}
+            self._known[id(tensor)] = whole = _FrozenWhole(tensor, parts, about)
+            self.restore.append(whole.refill)
+            return whole
         plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
         if not plain or (stray and tensor.numel() * tensor.element_size() > _LARGEST_STRAY_BYTES):
             return partial(_same, tensor)
@@ -227,6 +234,31 @@ class _FrozenTensor:
         # Through .data: a restore is no event for autograd, and leaves versions alone.
         alive.data.copy_(self._copy)
         if alive.is_leaf and alive.requires_grad != self._requires_grad:
+            alive.requires_grad_(self._requires_grad)
+
+
+class _FrozenWhole:
+    """A tensor that is made of others, such as one spread over processes, held weakly; what it is made of is taken down by itself."""
+
+    __slots__ = ("_about", "_alive", "_kind", "_parts", "_requires_grad", "_shape")
+
+    def __init__(self, tensor: torch.Tensor, parts: dict[str, Thaw], about: Any) -> None:
+        self._alive, self._kind, self._parts, self._about = weakref.ref(tensor), type(tensor), parts, about
+        self._shape, self._requires_grad = (tensor.size(), tensor.stride()), tensor.requires_grad
+
+    def __call__(self) -> torch.Tensor:
+        """The tensor; made anew if it has died."""
+        alive = self._alive()
+        if alive is None:
+            parts = {name: thaw() for name, thaw in self._parts.items()}
+            alive = self._kind.__tensor_unflatten__(parts, self._about, *self._shape).requires_grad_(self._requires_grad)  # type: ignore[attr-defined]
+            self._alive = weakref.ref(alive)
+        return alive
+
+    def refill(self) -> None:
+        """The parts are refilled by themselves."""
+        alive = self._alive()
+        if alive is not None and alive.is_leaf and alive.requires_grad != self._requires_grad:
             alive.requires_grad_(self._requires_grad)
 
 

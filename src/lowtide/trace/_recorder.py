@@ -23,6 +23,7 @@ from lowtide.trace._calls import CallTable
 from lowtide.trace._counting import Counting
 from lowtide.trace._execution import Execution
 from lowtide.trace._functions import FunctionTable
+from lowtide.trace._gathers import with_gathers
 from lowtide.trace._keep import Keep
 from lowtide.trace._objects import live_tensors_and_optimizers
 from lowtide.trace._op_table import OpTable
@@ -115,7 +116,7 @@ class Recorder(BareDispatchMode):
         storages = self._storages.records()
         ops = self._ops.records(self._execution.seconds(), self._execution.peaks(), self._storages.bytes_born_at)
         about = (fingerprint(self._model), str(self._counting.device), torch.__version__, self._execution.is_fake, timing)
-        return StepTrace(ops, storages, saved, calls, *about, functions=functions)
+        return with_gathers(StepTrace(ops, storages, saved, calls, *about, functions=functions), self._storages.refills)
 
     def _enter_residents(self) -> None:
         # Reading .grad makes the Python object by which a gradient that only autograd ever touched is found as live.
@@ -123,10 +124,8 @@ class Recorder(BareDispatchMode):
         tensors, self._optimizers = live_tensors_and_optimizers(self._model)
         self._storages.remember_resident(tensors)
         del tensors
-        for tensor in [*self._parameters, *self._model.buffers()]:
-            self._storages.index(tensor, Category.PARAMETER)
-        for gradient in gradients:
-            self._storages.index(gradient, Category.GRADIENT)
+        self._storages.rows_of([*self._parameters, *self._model.buffers()], Category.PARAMETER)
+        self._storages.rows_of(gradients, Category.GRADIENT)
         self._mark_optimizer_state()
 
     def _mark_optimizer_state(self) -> None:
@@ -172,6 +171,8 @@ class Recorder(BareDispatchMode):
         look_at(args, read, like)
         if kwargs:
             look_at(kwargs.items(), read, like)
+        if self._storages.refills:
+            self._storages.note_emptied()
         rows_of = self._storages.rows_of
         reads = rows_of(read, inside)
         writes = rows_of(facts.written_tensors(args, kwargs), inside) if facts.written else ()

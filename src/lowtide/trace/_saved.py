@@ -98,7 +98,7 @@ class SavedTable:
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         storage = self._storages.index(tensor, Category.ACTIVATION)
-        if storage is None:
+        if storage is None or self._storages.is_refilled(storage):
             return tensor
         source, copy = self._source(tensor, storage)
         size = tensor.numel() * tensor.element_size()

@@ -117,10 +117,7 @@ class Pair(nn.Sequential):
 
 
 def case_a_region_around_sharded_blocks():
-    """The replay finds its last block gathered for backward, and leaves the first one whole for the backward that comes next.
-
-    PyTorch before 2.13 gathers the first one again for that.
-    """
+    """The replay finds its last block gathered for backward, and leaves the first one whole for the backward that comes next."""
 
     def train(policy):
         torch.manual_seed(0)
@@ -142,8 +139,7 @@ def case_a_region_around_sharded_blocks():
                 loss.backward()
                 seen += gradients(model.parameters())
                 descend(model.parameters())
-        again = 1 if policy is None or torch.__version__ >= "2.13" else 2
-        assert Counter(names[forward:]) == {"blocks.1.1": 1, "blocks.1.0": again, "blocks.0.1": 1, "blocks.0.0": again}
+        assert Counter(names[forward:]) == {"blocks.1.1": 1, "blocks.1.0": 1, "blocks.0.1": 1, "blocks.0.0": 1}
         return seen, handle
 
     same_as_plain(train, [by_layer_type({Pair: full()})])
