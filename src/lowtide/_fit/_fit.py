@@ -31,6 +31,8 @@ from lowtide.verify import Reference, Verification
 Progress = Callable[[str], None]
 _FEWEST_ROUNDS = 3
 """With fewer, times say too little to choose by."""
+_WITH_OTHERS = 4
+"""Steps in which to look for a peak where several processes take part."""
 
 
 def fit(
@@ -240,7 +242,8 @@ class _Fitting:
         return self._resident_bytes + free_bytes(self._device)
 
     def _measured_peak(self) -> int:
-        return max(self._together.of_stage(peak_bytes(self._step, self._device, self._resident_bytes)))
+        steps = _WITH_OTHERS if self._together.several else 1
+        return max(self._together.of_stage(peak_bytes(self._step, self._device, self._resident_bytes, steps)))
 
     def _plan_within(self, budget_bytes: int) -> _Tried:
         """Solve, install, measure and verify, until a plan is within budget and computes what the plain step does."""
