@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 
 import lowtide
-from lowtide.distributed import in_pipeline
+from lowtide.distributed import GatherCost, in_pipeline, on_ranks
 from lowtide.distributed._schedules import actions, most_in_flight
 from lowtide.errors import InvalidInputError
 from lowtide.plan import PlannedRegion
@@ -130,6 +130,19 @@ def test_a_plan_for_a_rank_of_a_pipeline(traced):
     plan = lowtide.solve(piped, budget)
     assert plan.regions
     assert lowtide.simulate(piped, plan).peak_bytes <= budget
+
+
+def test_stages_may_be_sharded(traced):
+    """What is gathered once for a replay of one micro-batch is gathered for the replay of each."""
+    units, regions = ["0.0", "0.1"], [PlannedRegion(("0",))]
+    sharded = on_ranks(traced, 2, 3, units, forward_only=units[:1], gather=GatherCost(1.0, 0.0))
+    one = lowtide.simulate(sharded, regions)
+    piped = lowtide.simulate(in_pipeline(sharded, 1, 3, MICRO_BATCHES, parts=["0"]), regions)
+    assert one.gathers == one.gather_s == 1
+    assert piped.gathers == piped.gather_s == MICRO_BATCHES
+    whole = on_ranks(in_pipeline(traced, 1, 3, MICRO_BATCHES, parts=["0"]), 2, 3, units)
+    assert [gather.call for gather in whole.gathers] == sorted(gather.call for gather in whole.gathers)
+    assert len(whole.gathers) == MICRO_BATCHES * len(units)
 
 
 @pytest.mark.parametrize(

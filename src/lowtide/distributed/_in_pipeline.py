@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from lowtide.distributed._schedules import BACKWARD, FORWARD, WEIGHTS, Action, actions
 from lowtide.distributed._setup import SCHEDULES
 from lowtide.errors import InvalidInputError
-from lowtide.records import Call, Category, FunctionCall, Op, Phase, SavedTensor, StepTrace, Storage
+from lowtide.records import Call, Category, FunctionCall, Gather, Op, Phase, SavedTensor, StepTrace, Storage
 
 
 def in_pipeline(
@@ -179,7 +179,8 @@ class _Rewriting:
         functions = (self._function(f, k, of_storage[k], of_call) for k in range(self._count) for f in self._old.functions)
         in_order = tuple(sorted((f for f in functions if f is not None), key=lambda f: f.start))
         held = tuple(self._sent(place))
-        return replace(self._old, ops=ops, storages=(*storages, *held), saved=saved, calls=calls, functions=in_order)
+        gathers = tuple(sorted(self._gathers(of_storage, of_call), key=lambda gather: gather.call))
+        return replace(self._old, ops=ops, storages=(*storages, *held), saved=saved, calls=calls, functions=in_order, gathers=gathers)
 
     def _at(self, op: int, micro_batch: int) -> int:
         """Where an op went; the end, for none."""
@@ -250,6 +251,12 @@ class _Rewriting:
         end = self._until(call.end, k)
         start = min(self._at(call.start, k), end)
         return replace(call, parent=parent, start=start, end=end, inputs=inputs, outputs=outputs, replaced=replaced)
+
+    def _gathers(self, of_storage: list[dict[int, int]], of_call: dict[tuple[int, int], int]) -> Iterator[Gather]:
+        for gather in self._old.gathers:
+            for k in (k for k in range(self._count) if (gather.call, k) in of_call):
+                whole = (self.over, self.over) if gather.is_extra else (self._at(gather.whole_from, k), self._until(gather.whole_until, k))
+                yield Gather(of_call[gather.call, k], _mapped(gather.storages, of_storage[k]), gather.seconds, *whole)
 
     def _op(self, index: int, k: int, of_storage: dict[int, int], of_call: dict[tuple[int, int], int]) -> Op:
         op = self._old.ops[index]
