@@ -66,6 +66,7 @@ without_dispatch_modes: Callable[[], Any] = torch._C._DisableTorchDispatch
 without_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
 is_functorch_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 profiler_active: Callable[[], bool] = torch._C._autograd._profiler_enabled
+told_by_replica: Callable[[Any], dict[str, Any]] = torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 """Whether the backward that runs in this thread leaves the graph for another one."""
@@ -183,13 +184,6 @@ class Unseen:
     def __exit__(self, *exc: object) -> None:
         self._autograd.__exit__(*exc)
         self._modes.__exit__(*exc)
-
-
-def bucket_bytes(replica: torch.nn.parallel.DistributedDataParallel) -> int:
-    """Of the buffers in which gradients are averaged, for which no Python object stands; none where gradients are views of them."""
-    told: dict[str, Any] = replica._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-    sizes = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
-    return 0 if told["gradient_as_bucket_view"] else sum(map(int, sizes.split(", ")))
 
 
 def running_sequence_number() -> int | None:

@@ -39,7 +39,13 @@ def peak_bytes(step: Callable[[], object], device: torch.device, resident_bytes:
 
 def bucket_bytes(model: nn.Module) -> int:
     """Bytes of the buffers in which ``DistributedDataParallel`` averages gradients, which no Python object stands for."""
-    return sum(private.bucket_bytes(module) for module in model.modules() if isinstance(module, DistributedDataParallel))
+    return sum(_of_replica(module) for module in model.modules() if isinstance(module, DistributedDataParallel))
+
+
+def _of_replica(replica: DistributedDataParallel) -> int:
+    told = private.told_by_replica(replica)
+    sizes = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
+    return 0 if told["gradient_as_bucket_view"] else sum(map(int, sizes.split(", ")))  # gradients may be views of them
 
 
 def _cuda_peak(step: Callable[[], object], device: torch.device) -> int:
