@@ -25,6 +25,9 @@ Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 CATEGORIES = tuple(Category)
+_PARAMETER = CATEGORIES.index(Category.PARAMETER)
+CAST = "aten._to_copy.default"
+"""What autocast runs on weights and arguments, among others."""
 NEVER = -1
 """In an array of op indexes: no such op."""
 
@@ -190,6 +193,24 @@ class TraceIndex:
             for storage in self.trace.ops[i].writes:
                 found.setdefault(storage, []).append(i)
         return found
+
+    @cached_property
+    def _casts(self) -> dict[int, int]:
+        """Storages of weights in another type, with the ops that cast them in the course of another function: as autocast does."""
+        inside = (op for f in self.trace.functions if f.end - f.start > 1 for op in range(f.start, f.end))
+        made = [op for op in inside if self.trace.ops[op].name == CAST and self._reads_weights(op)]
+        return {storage: op for op in made for storage in self.storages_born_in(ints((op,))).tolist()}
+
+    def _reads_weights(self, op: int) -> bool:
+        reads = list(self.trace.ops[op].reads)
+        return bool(reads) and bool((self.category[reads] == _PARAMETER).all())
+
+    def casts_found(self, ops: Ints) -> Ints:
+        """The ops, of earlier calls, that had made what ``ops`` (ascending) found in autocast's cache: a replay finds it empty."""
+        if not self._casts:
+            return ints(())
+        reads = {storage for op in ops.tolist() for storage in self.trace.ops[op].reads}
+        return np.setdiff1d(ints(self._casts[storage] for storage in reads & self._casts.keys()), ops)
 
     def written_by(self, ops: Ints, storages: Ints) -> Ints:
         """Those of the storages that some of these ops change in place."""

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.errors import PlanError
-from lowtide.plan._index import Ints, TraceIndex, ints
+from lowtide.plan._index import CAST, Ints, TraceIndex, ints
 from lowtide.plan._solution import KeptCall
-
-_CAST = "aten._to_copy.default"
 
 
 @dataclass(frozen=True)
@@ -78,4 +76,4 @@ def skipped_ops(index: TraceIndex, kept: Sequence[Keepable]) -> Ints:
     """The ops that a replay does not run, ascending: those of kept calls, but for casts that autocast makes of their arguments."""
     found = [np.arange(k.start, k.end) for k in kept]
     ops = np.concatenate(found).astype(np.int64) if found else ints(())
-    return ops[[index.trace.ops[op].name != _CAST for op in ops.tolist()]] if len(ops) else ops
+    return ops[[index.trace.ops[op].name != CAST for op in ops.tolist()]] if len(ops) else ops

@@ -161,6 +161,7 @@ def name_of(paths: tuple[str, ...]) -> str:
 def _read(index: TraceIndex, paths: tuple[str, ...], calls: tuple[int, ...], kept: tuple[KeptCall, ...]) -> Replay:
     keeps = kept_in(index, calls, kept)
     member_ops = np.setdiff1d(_member_ops(index, calls), skipped_ops(index, keeps), assume_unique=True)
+    member_ops = np.union1d(index.casts_found(member_ops), member_ops)
     inputs = _inputs(index, calls)
     written = index.written_by(member_ops, inputs)
     slots = _slots_made_anew(index, calls, member_ops, written)
