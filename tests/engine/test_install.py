@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import lowtide
 from lowtide.engine import explain, install
 from lowtide.errors import AlreadyAppliedError, InvalidInputError
 
@@ -52,6 +53,34 @@ def identical(one, other):
 
 def members(model):
     return [(str(index), block) for index, block in enumerate(model)]
+
+
+class WithRegion(nn.Module):
+    """A block that is replayed by its own."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.run = lowtide.checkpoint(block)
+
+    def forward(self, x):
+        return self.run(x)
+
+
+def test_segments_around_regions_and_inside_another_region(model):
+    # In a replay of the outermost region nobody goes backward through what is inside: nothing but the replay holds a segment's frame.
+    plain = gradients(copy.deepcopy(model))
+    blocks = nn.Sequential(*map(WithRegion, model))
+    segments = [install(members(blocks)[i : i + 2]) for i in (0, 2)]
+    whole = lowtide.checkpoint(blocks)
+    torch.manual_seed(1)
+    seen = []
+    for _ in range(3):
+        x = torch.randn(2, 3, 8, requires_grad=True)
+        model.zero_grad()
+        whole(x).square().sum().backward()
+        seen += [x.grad, *(p.grad.clone() for p in model.parameters())]
+    assert identical(seen, plain)
+    assert all(segment.replay_seconds() for segment in segments)
 
 
 @pytest.mark.parametrize("length", [1, 2, 4])

@@ -26,6 +26,7 @@ from lowtide.engine._observers import switch
 from lowtide.engine._options import Options, Policy
 from lowtide.engine._profile import profile_of
 from lowtide.engine._region import Region, hooks_work
+from lowtide.engine._thread import is_replaying, state
 from lowtide.engine._tree import tensors_in
 from lowtide.errors import AlreadyAppliedError, InvalidInputError
 
@@ -69,8 +70,11 @@ class Segment:
         if member + 1 < self.length and len(frame.calls) > before:
             frame.remember_results(result)
             self._open.frame, self._open.member = weakref.ref(frame), member + 1
+            if is_replaying():
+                state.joined[id(self)] = frame
         else:
             frame.close()
+            state.joined.pop(id(self), None)
         return result
 
     def _take_frame(self, member: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame | None:

@@ -73,6 +73,7 @@ def replay(frame: Frame, wanted: Slot) -> None:
             tell_replayed(frame, spent)
         if state.depth == 0:
             _seconds[0] += spent
+            state.joined.clear()
 
 
 def _replay_all(frame: Frame, wanted: Slot) -> None:

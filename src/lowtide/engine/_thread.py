@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lowtide.engine._frame import Frame
 
 
 class StopReplay(BaseException):
@@ -36,6 +39,8 @@ class _Thread(threading.local):
         finder: finds the kept calls of the region that runs, where there are any.
         saved: the memory of what backward is given is noted here, where that is to be known.
         since: the time at which the outermost region that runs was entered, on the clock of what is learned; -1 outside of one.
+        joined: in a replay, frames of regions inside it that wait for their next member, by what the members share. Nobody goes
+            backward through those, so that nothing else holds them.
     """
 
     depth = 0
@@ -43,6 +48,9 @@ class _Thread(threading.local):
     finder: Any = None
     saved: set[int] | None = None
     since = -1
+
+    def __init__(self) -> None:
+        self.joined: dict[int, Frame] = {}
 
 
 state = _Thread()
