@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
+import torch
+from torch import nn
 
 import lowtide.cli._fit
 from lowtide.errors import PlanError
@@ -216,3 +220,14 @@ def test_a_plan_that_names_a_module_which_the_model_lacks(refused, script, tmp_p
     first = lowtide.Plan.load(plan).regions[0].paths[0]
     plan.write_text(text.replace(f'"{first}"', '"not.there"', 1))
     assert "not.there" in refused("show-plan", str(plan), f"{script()}:workload")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_nobody_reads_the_output_to_its_end(tmp_path, options):
+    model = nn.Linear(2, 2)
+    lowtide.trace(model, lambda: model(torch.ones(1, 2)).sum().backward()).save(tmp_path / "step.json")
+    command = [sys.executable, "-m", "lowtide", "explain", str(tmp_path / "step.json"), "-s", "peak", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        running.stdout.close()
+        said = running.stderr.read()
+    assert (running.returncode, said.splitlines()[1:]) == (141, [])  # the first line is of progress

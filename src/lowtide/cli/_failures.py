@@ -24,6 +24,7 @@ from lowtide.errors import LowtideError
 BAD_INPUT = 2
 FAULT = 1
 INTERRUPTED = 130
+UNREAD = 141
 
 _LOWTIDE = str(Path(__file__).parents[1]) + os.sep
 _WORKLOADS = str(Path(_LOWTIDE, "workloads")) + os.sep
@@ -40,22 +41,40 @@ def reported() -> Iterator[None]:
     """End the command in the way that suits whatever is raised inside; only the user's code may raise ``SystemExit`` here.
 
     Raises:
-        typer.Exit: with status 2, 130 after Ctrl-C, or 1 for a fault of lowtide.
+        typer.Exit: with status 2, 130 after Ctrl-C, 141 when whoever read standard output has gone (``… | head``), or 1 for a fault of
+            lowtide.
     """
     try:
         yield
+        sys.stdout.flush()
     except LowtideError as error:
         status = _end(f"error: {error}", BAD_INPUT)
     except KeyboardInterrupt:
         status = _end("interrupted", INTERRUPTED)
+    except BrokenPipeError as error:
+        status = _end_unread() if _is_ours(error) else _end(*_explain(error))
     except SystemExit as error:
-        where = _location(error)
-        status = _end(f"error: your code ended the program at {where} (sys.exit, status {error.code}): it must return instead", BAD_INPUT)
+        status = _end_unread() if _is_rich_giving_up(error) else _end(_ended_by_user(error), BAD_INPUT)
     except BaseException as error:
         status = _end(*_explain(error))
     else:
         return
     raise typer.Exit(status)
+
+
+def _is_rich_giving_up(error: SystemExit) -> bool:
+    return isinstance(error.__context__, BrokenPipeError) and _is_ours(error)
+
+
+def _ended_by_user(error: SystemExit) -> str:
+    where = _location(error)
+    return f"error: your code ended the program at {where} (sys.exit, status {error.code}): it must return instead"
+
+
+def _end_unread() -> int:
+    # What is still in the buffers has to go somewhere when Python ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return UNREAD
 
 
 def _end(message: str, status: int) -> int:

@@ -115,9 +115,10 @@ def saved_section(saved: SavedTable) -> Section:
     shown = f"The {_MOST_ROWS} largest of {len(saved.rows)} rows. " if len(saved.rows) > _MOST_ROWS else ""
     twice = sum(pair.copy_bytes for pair in saved.twice)
     again = f" {format_bytes(twice)} are kept a second time in another dtype." if twice else ""
+    shared = f"{len(saved.shared)} storages have several savers." if len(saved.shared) != 1 else "One storage has several savers."
     note = (
         f"{saved.tensors} tensors that autograd saved; they keep {format_bytes(saved.storage_bytes)} of storage, each counted where it was "
-        f"saved first. {len(saved.shared)} storages have several savers.{again} {shown}Click a heading to sort."
+        f"saved first. {shared}{again} {shown}Click a heading to sort."
     )
     return Section("Saved tensors", table("saved", headings, rows, sortable=True) + _twice(saved), note)
 
