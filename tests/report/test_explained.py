@@ -33,6 +33,7 @@ from lowtide.report import (
     trace_summary_table,
 )
 from lowtide.report._charts import _boxes
+from lowtide.report._marks import bench_marks
 from lowtide.report._schedule import LANES, schedule
 
 ROWS = (
@@ -163,3 +164,9 @@ def test_policies_side_by_side(tmp_path):
     assert float(points[0].get("cx")) > float(points[1].get("cx"))  # more memory lies to the right
     assert float(points[0].get("cy")) > float(points[1].get("cy"))  # less time lies lower
     assert 'id="policies"' in bench_page(ROWS, Subject("m"))
+
+
+def test_policies_are_drawn_by_what_they_took_beside_the_plain_step():
+    slow_by_then = dataclasses.replace(ROWS[0], measured=dataclasses.replace(ROWS[0].measured, step_s=0.9))
+    none, plan = bench_marks((slow_by_then, ROWS[1]))
+    assert plan.step_s == pytest.approx(1.2 * none.step_s)

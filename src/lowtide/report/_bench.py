@@ -10,7 +10,7 @@ from rich.table import Table
 
 from lowtide.report._charts import tradeoff_figure
 from lowtide.report._figures import Subject
-from lowtide.report._marks import bench_marks
+from lowtide.report._marks import Mark, bench_marks
 from lowtide.report._page import Section, page
 from lowtide.report._palette import GRID, INK, MUTED, REPLAY
 from lowtide.report._sections import code, figure_html, number, size, table
@@ -49,7 +49,8 @@ class BenchRow:
 
 def bench_table(rows: tuple[BenchRow, ...], subject: Subject) -> Table:
     """The rows for a terminal."""
-    shown = plain_table(f"{subject.title}: policies measured", "policy")
+    shown = plain_table(f"{subject.title}: policies measured")
+    shown.add_column("policy", overflow="fold", min_width=min(18, max(len(row.policy) for row in rows)))
     for heading in ("predicted", "peak", "of plain", "step time", "×", "replay"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
@@ -111,7 +112,10 @@ def bench_page(rows: tuple[BenchRow, ...], subject: Subject) -> str:
         f"{number(f'{r.time_ratio:.3f}', r.time_ratio)}</tr>"
         for r in rows
     ]
-    note = "Measured peaks and medians of step times; each policy was timed in turns with the plain step."
+    note = (
+        "Measured peaks and medians of step times. Each policy was timed in turns with the plain step; the plot has its time over that of "
+        "the plain step, so that it does not matter what else the machine did meanwhile."
+    )
     section = Section("Time against memory", plot + table("policies", headings, body, sortable=True), note)
     lead = f"{len(rows)} ways to run one training step."
     return page(f"{subject.title}: policies measured", lead, (section,), scripts=(get_plotlyjs(),))
@@ -123,8 +127,8 @@ def _predicted(row: BenchRow) -> str:
 
 def bench_svg(rows: tuple[BenchRow, ...], subject: Subject) -> str:
     """The plot as a picture of 820 × 480 points, both axes from zero."""
-    most_bytes = 1.1 * max(row.measured.peak_bytes for row in rows)
-    most_s = 1.15 * max(row.measured.step_s for row in rows)
+    marks = bench_marks(rows)
+    most_bytes, most_s = 1.1 * max(mark.peak_bytes for mark in marks), 1.15 * max(mark.step_s for mark in marks)
     title = escape(f"{subject.title}: time of a step against its peak")
     return "\n".join(
         (
@@ -136,7 +140,7 @@ def bench_svg(rows: tuple[BenchRow, ...], subject: Subject) -> str:
             f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="#ffffff"/>',
             f'<text x="16" y="30" font-size="16" font-weight="600">{title}</text>',
             *_grid(most_bytes, most_s),
-            *(part for row in rows for part in _point(row, most_bytes, most_s)),
+            *(part for mark in marks for part in _point(mark, most_bytes, most_s)),
             "</svg>\n",
         )
     )
@@ -162,10 +166,10 @@ def _grid(most_bytes: float, most_s: float) -> list[str]:
     return parts
 
 
-def _point(row: BenchRow, most_bytes: float, most_s: float) -> list[str]:
-    x, y = _x(row.measured.peak_bytes / most_bytes), _y(row.measured.step_s / most_s)
-    colour = REPLAY if row.policy.startswith("plan:") else "#4fa3a5"
+def _point(mark: Mark, most_bytes: float, most_s: float) -> list[str]:
+    x, y = _x(mark.peak_bytes / most_bytes), _y(mark.step_s / most_s)
+    colour = REPLAY if mark.name.startswith("plan:") else "#4fa3a5"
     return [
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{colour}"/>',
-        f'<text x="{x + 10:.1f}" y="{y + 4:.1f}">{escape(row.policy)}</text>',
+        f'<text x="{x + 10:.1f}" y="{y + 4:.1f}">{escape(mark.name)}</text>',
     ]

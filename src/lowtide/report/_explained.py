@@ -85,7 +85,7 @@ def causes_table(regions: tuple[RegionReplay, ...]) -> RenderableType:
     table = plain_table("what replaying a module frees", "module")
     for heading in ("saved", "freed", "peak falls", "replay"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("why not", overflow="fold", min_width=18)
+    table.add_column("why not", overflow="fold", min_width=14)
     for row in regions:
         numbers = (format_bytes(count) for count in (row.saved_bytes, row.freed_bytes, row.peak_fall_bytes))
         why = ", ".join(f"{r.cause.value} ({r.peak_in.value})" if r.peak_in else r.cause.value for r in row.reasons)
