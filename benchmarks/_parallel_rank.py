@@ -28,10 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 import lowtide
 from lowtide.distributed import Architecture, Setup
 from lowtide.distributed._model import Decoder
-from lowtide.measure import Times, bucket_bytes, time_in_turns
+from lowtide.measure import Times, time_in_turns
 from lowtide.measure._phase_peaks import live_storages
 from lowtide.policy import by_layer_type, full
-from lowtide.trace import allocator_events, highest_level
+from lowtide.trace import allocator_events, bucket_sizes, highest_level
 
 Step = Callable[[], object]
 ARCHITECTURE = Architecture("small llama", layers=4, width=64, heads=4, kv_heads=4, head_size=16, hidden=176, vocabulary=256)
@@ -184,7 +184,7 @@ def _watched(asked: dict[str, Any]) -> tuple[int, int, int, Step]:
                 step()
         gc.collect()
         found = live_storages(model, torch.device("cpu"))
-        live = sum(size for key, size in found.items() if key not in of_before) + bucket_bytes(model)
+        live = sum(size for key, size in found.items() if key not in of_before) + sum(bucket_sizes(model))
     rises = [_rise([size for moment, size in events.allocations if a <= moment <= b]) for a, b in events.spans("measured")]
     return live, *min(rises), step
 

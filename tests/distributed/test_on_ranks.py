@@ -100,11 +100,12 @@ def pairs() -> lowtide.StepTrace:
 PAIRED = [f"{pair}.{block}" for pair in range(3) for block in range(2)]
 
 
-def test_a_slow_gather_makes_another_plan_the_fastest(pairs):
+@pytest.mark.parametrize("solver", ["constrained-path", "mixed-integer"])
+def test_a_slow_gather_makes_another_plan_the_fastest(pairs, solver):
     settings = {"units": PAIRED, "forward_only": PAIRED[::2]}  # of each pair the first is gathered for a replay of both alone
     free, slow = (on_ranks(pairs, 4, 3, **settings, gather=cost) for cost in (None, GatherCost.of_bandwidth(1e3)))
     budget = int(0.8 * lowtide.simulate(free, None).peak_bytes)
-    chosen, cheaper = lowtide.solve(free, budget), lowtide.solve(slow, budget)
+    chosen, cheaper = (lowtide.solve(trace, budget, solver=solver) for trace in (free, slow))
     assert lowtide.simulate(slow, chosen).gathers > lowtide.simulate(slow, cheaper).gathers == 0
     assert lowtide.simulate(slow, chosen).added_s > lowtide.simulate(slow, cheaper).added_s
     assert lowtide.simulate(free, chosen).added_s < lowtide.simulate(free, cheaper).added_s

@@ -19,7 +19,7 @@ from lowtide._fit._suspects import failing_regions, fails, without
 from lowtide._fit._together import Together
 from lowtide.engine import refuse_installed
 from lowtide.errors import InfeasibleBudgetError, InvalidInputError, StepError
-from lowtide.measure import Measurement, bucket_bytes, free_bytes, peak_bytes, ratio, time_in_turns
+from lowtide.measure import Measurement, free_bytes, peak_bytes, ratio, time_in_turns
 from lowtide.plan import Plan, PlannedRegion, Simulation, replayable_regions, simulate, smallest_budget, solve
 from lowtide.plan.solvers.registry import AUTO, check_solver
 from lowtide.policy import Handle, apply, switch_caches_off
@@ -156,7 +156,7 @@ class _Fitting:
         self._trace = self._traced(settled)
         _refuse_nothing_to_replay(self._trace)
         _refuse_other_models(self._together.of_stage(self._trace.fingerprint))
-        self._resident_bytes = _resident_bytes(self._trace) + bucket_bytes(self._model)
+        self._resident_bytes = _resident_bytes(self._trace)
         before = simulate(self._trace, None)
         traced_peak = max(self._together.of_stage(before.peak_bytes))
         budget_bytes = min(self._together.of_stage(self._resolve(wanted, before, traced_peak)))

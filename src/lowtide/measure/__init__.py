@@ -6,7 +6,7 @@ from lowtide.measure._free import free_bytes
 from lowtide.measure._measure import measure
 from lowtide.measure._measurement import Comparison, Measurement
 from lowtide.measure._out_of_memory import MemoryWatch, memory_watch
-from lowtide.measure._peak import bucket_bytes, peak_bytes
+from lowtide.measure._peak import peak_bytes
 from lowtide.measure._phases import BACKWARD, OPTIMIZER, phases_told
 from lowtide.measure._timing import Times, ratio, time_in_turns
 
@@ -17,7 +17,6 @@ __all__ = [
     "Measurement",
     "MemoryWatch",
     "Times",
-    "bucket_bytes",
     "free_bytes",
     "measure",
     "memory_watch",

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
 from torch.autograd.profiler import record_function
-from torch.nn.parallel import DistributedDataParallel
 
-from lowtide import _torch_private as private
 from lowtide.trace import allocator_events, highest_level
 
 _MARK = "lowtide::measured"
@@ -35,17 +32,6 @@ def peak_bytes(step: Callable[[], object], device: torch.device, resident_bytes:
         Bytes.
     """
     return _cuda_peak(step, device) if device.type == "cuda" else resident_bytes + _cpu_rise(step, steps)
-
-
-def bucket_bytes(model: nn.Module) -> int:
-    """Bytes of the buffers in which ``DistributedDataParallel`` averages gradients, which no Python object stands for."""
-    return sum(_of_replica(module) for module in model.modules() if isinstance(module, DistributedDataParallel))
-
-
-def _of_replica(replica: DistributedDataParallel) -> int:
-    told = private.told_by_replica(replica)
-    sizes = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
-    return 0 if told["gradient_as_bucket_view"] else sum(map(int, sizes.split(", ")))  # gradients may be views of them
 
 
 def _cuda_peak(step: Callable[[], object], device: torch.device) -> int:

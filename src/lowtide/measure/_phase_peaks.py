@@ -13,9 +13,8 @@ from torch import nn
 from torch.autograd.profiler import record_function
 
 from lowtide._torch_private import storage_key
-from lowtide.measure._peak import bucket_bytes
 from lowtide.measure._phases import BACKWARD, FORWARD, OPTIMIZER, REPLAY, phases_told
-from lowtide.trace import allocator_events
+from lowtide.trace import allocator_events, bucket_sizes
 
 _MARK = "lowtide::measured"
 _LABELS = {f"lowtide::{phase}": phase for phase in (BACKWARD, OPTIMIZER, REPLAY)}
@@ -69,7 +68,7 @@ def _on_cpu(step: Callable[[], object], model: nn.Module, device: torch.device, 
     with allocator_events(_MARK, *_LABELS) as events:
         step()
         gc.collect()
-        live = sum(size for key, size in live_storages(model, device).items() if key not in ours) + bucket_bytes(model)
+        live = sum(size for key, size in live_storages(model, device).items() if key not in ours) + sum(bucket_sizes(model))
         with phases_told(lambda phase: record_function(f"lowtide::{phase}")), record_function(_MARK):
             step()
     [(start, end)] = events.spans(_MARK)

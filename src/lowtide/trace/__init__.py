@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lowtide.trace._allocator import allocator_events, highest_level
+from lowtide.trace._buckets import bucket_sizes
 from lowtide.trace._gpus import gpu_named
 from lowtide.trace._keep import saved_away
 from lowtide.trace._objects import find_optimizers
@@ -15,6 +16,7 @@ from lowtide.trace._training_state import TrainingState
 __all__ = [
     "TrainingState",
     "allocator_events",
+    "bucket_sizes",
     "device_of",
     "facts_of",
     "find_optimizers",

@@ -19,6 +19,7 @@ from lowtide.engine import is_replaying
 from lowtide.policy import fingerprint
 from lowtide.records import MEASURED, Category, Phase, StepTrace
 from lowtide.trace._accumulation import Accumulation
+from lowtide.trace._buckets import bucket_sizes, with_buckets
 from lowtide.trace._calls import CallTable
 from lowtide.trace._counting import Counting
 from lowtide.trace._execution import Execution
@@ -116,7 +117,8 @@ class Recorder(BareDispatchMode):
         storages = self._storages.records()
         ops = self._ops.records(self._execution.seconds(), self._execution.peaks(), self._storages.bytes_born_at)
         about = (fingerprint(self._model), str(self._counting.device), torch.__version__, self._execution.is_fake, timing)
-        return with_gathers(StepTrace(ops, storages, saved, calls, *about, functions=functions), self._storages.refills)
+        found = StepTrace(ops, storages, saved, calls, *about, functions=functions)
+        return with_buckets(with_gathers(found, self._storages.refills), bucket_sizes(self._model))
 
     def _enter_residents(self) -> None:
         # Reading .grad makes the Python object by which a gradient that only autograd ever touched is found as live.

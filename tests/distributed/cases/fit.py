@@ -197,3 +197,19 @@ def case_a_process_fails_while_the_others_compute():
 
 def case_a_process_fails_while_the_others_wait_for_it_breaks():
     _fails_on_one(*_made(16), 3, timeout_s=15.0)  # waited for in full; on a busy machine a process may be seconds behind
+
+
+def case_buffers_of_replicas_are_there_all_the_time():
+    """Gradients are copied into them, so they hold as much; there are none where gradients are views of them."""
+    model, step = _made(64)
+    sizes = sum(p.nbytes for p in model.parameters())
+    for _ in range(2):
+        step()
+    traced, alone = record_step(model, step), record_step(model.module, step)
+    held, known = (sum(s.bytes for s in trace.storages if s.resident and s.category is Category.GRADIENT) for trace in (traced, alone))
+    assert (held, known) == (2 * sizes, sizes)
+    viewed, its_step = _made(64, lambda model: DistributedDataParallel(model, gradient_as_bucket_view=True))
+    for _ in range(2):
+        its_step()
+    storages = record_step(viewed, its_step).storages
+    assert sum(s.bytes for s in storages if s.resident and s.category is Category.GRADIENT) == sizes
