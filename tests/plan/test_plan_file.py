@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 
@@ -37,13 +38,41 @@ def test_a_saved_plan_is_read_back_equal(tmp_path) -> None:
     some_plan().save(path)
     assert Plan.load(path) == some_plan()
     assert Plan.from_json(some_plan().to_json()) == some_plan()
-    assert json.loads(path.read_text())["version"] == 2
+    assert json.loads(path.read_text())["version"] == 3
+
+
+def test_a_file_from_before_regions_had_regions_inside_is_read() -> None:
+    data = json.loads(some_plan().to_json()) | {"version": 2}
+    for region in data["regions"]:
+        del region["inside"]
+    assert Plan.from_json(json.dumps(data)) == some_plan()
+
+
+def test_regions_inside_regions_are_read_back_equal() -> None:
+    inner = PlannedRegion(("a.0", "a.1"), inside=(PlannedRegion(("a.0",)),))
+    plan = dataclasses.replace(some_plan(), regions=(PlannedRegion(("a", "b"), inside=(inner, PlannedRegion(("b",)))),))
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("inside", "message"),
+    [
+        ((PlannedRegion(("a", "b")),), "has itself inside"),
+        ((PlannedRegion(("c",)),), "'c' is not"),
+        ((PlannedRegion(("a",)), PlannedRegion(("a.0",))), "'a.0' lies inside 'a'"),
+        ((PlannedRegion(("a",), Decision.KEEP),), "only replays nest"),
+        ((PlannedRegion(("a",), kept=(KeptCall("a", "f", 0),)),), "regions inside and kept calls"),
+    ],
+)
+def test_regions_inside_that_make_no_sense(inside, message) -> None:
+    with pytest.raises(PlanError, match=message):
+        PlannedRegion(("a", "b"), inside=inside)
 
 
 def test_a_file_from_before_calls_were_kept_is_read() -> None:
     data = json.loads(some_plan().to_json()) | {"version": 1}
     for region in data["regions"]:
-        del region["kept"]
+        del region["kept"], region["inside"]
     old = Plan.from_json(json.dumps(data))
     assert [region.paths for region in old.regions] == [region.paths for region in some_plan().regions]
     assert not any(region.kept for region in old.regions)
@@ -101,7 +130,7 @@ DAMAGE = {
     "a list": ("[]", "a JSON object was required, found a list"),
     "another format": (changed(format="other"), "'other'"),
     "no format": ("{}", 'its "format" is None'),
-    "a later version": (changed(version=3), "version 3, this lowtide reads versions 1 to 2"),
+    "a later version": (changed(version=4), "version 4, this lowtide reads versions 1 to 3"),
     "a version as text": (changed(version="1"), "version '1'"),
     "a version as truth": (changed(version=True), "version True"),
     "a field missing": (without("budget_bytes"), "'budget_bytes' is missing"),
@@ -118,24 +147,43 @@ DAMAGE = {
     "regions as an object": (changed(regions={}), "regions must be a list, found an object"),
     "a region as text": (changed(regions=["a"]), "region 0 of the plan must be an object"),
     "a region without decision": (changed(regions=[{"paths": ["a"]}]), "region 0 of the plan is damaged: the field 'decision' is missing"),
-    "an unknown decision": (changed(regions=[{"paths": ["a"], "decision": "forget", "kept": []}]), "'forget', one of keep, recompute"),
-    "a decision of another type": (changed(regions=[{"paths": ["a"], "decision": ["keep"], "kept": []}]), "one of keep"),
-    "a kept call as text": (changed(regions=[{"paths": ["a"], "decision": "recompute", "kept": ["f"]}]), "must be an object, found 'f'"),
+    "an unknown decision": (
+        changed(regions=[{"paths": ["a"], "decision": "forget", "kept": [], "inside": []}]),
+        "'forget', one of keep, recompute",
+    ),
+    "a decision of another type": (changed(regions=[{"paths": ["a"], "decision": ["keep"], "kept": [], "inside": []}]), "one of keep"),
+    "a kept call as text": (
+        changed(regions=[{"paths": ["a"], "decision": "recompute", "kept": ["f"], "inside": []}]),
+        "must be an object, found 'f'",
+    ),
     "a kept call without index": (
-        changed(regions=[{"paths": ["a"], "decision": "recompute", "kept": [{"module": "a", "function": "f"}]}]),
+        changed(regions=[{"paths": ["a"], "decision": "recompute", "kept": [{"module": "a", "function": "f"}], "inside": []}]),
         "the field 'index' is missing",
     ),
-    "paths as text": (changed(regions=[{"paths": "a", "decision": "keep", "kept": []}]), "must be a list, found 'a'"),
-    "a path as a number": (changed(regions=[{"paths": [1], "decision": "keep", "kept": []}]), "a path of region 0"),
-    "no path": (changed(regions=[{"paths": [], "decision": "keep", "kept": []}]), "names no module"),
-    "a path twice in a region": (changed(regions=[{"paths": ["a", "a"], "decision": "keep", "kept": []}]), "names a module twice"),
-    "a path in two regions": (changed(regions=[{"paths": ["a"], "decision": "keep", "kept": []}] * 2), "'a' is in two"),
+    "paths as text": (changed(regions=[{"paths": "a", "decision": "keep", "kept": [], "inside": []}]), "must be a list, found 'a'"),
+    "a path as a number": (changed(regions=[{"paths": [1], "decision": "keep", "kept": [], "inside": []}]), "a path of region 0"),
+    "no path": (changed(regions=[{"paths": [], "decision": "keep", "kept": [], "inside": []}]), "names no module"),
+    "a path twice in a region": (
+        changed(regions=[{"paths": ["a", "a"], "decision": "keep", "kept": [], "inside": []}]),
+        "names a module twice",
+    ),
+    "a path in two regions": (changed(regions=[{"paths": ["a"], "decision": "keep", "kept": [], "inside": []}] * 2), "'a' is in two"),
     "a region inside another": (
-        changed(regions=[{"paths": ["a.b.c"], "decision": "keep", "kept": []}, {"paths": ["a"], "decision": "keep", "kept": []}]),
+        changed(
+            regions=[
+                {"paths": ["a.b.c"], "decision": "keep", "kept": [], "inside": []},
+                {"paths": ["a"], "decision": "keep", "kept": [], "inside": []},
+            ]
+        ),
         "'a.b.c' lies inside 'a'",
     ),
     "a region inside the root": (
-        changed(regions=[{"paths": ["a"], "decision": "keep", "kept": []}, {"paths": [""], "decision": "keep", "kept": []}]),
+        changed(
+            regions=[
+                {"paths": ["a"], "decision": "keep", "kept": [], "inside": []},
+                {"paths": [""], "decision": "keep", "kept": [], "inside": []},
+            ]
+        ),
         "'a' lies inside ''",
     ),
 }

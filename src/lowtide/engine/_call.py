@@ -242,7 +242,7 @@ class Call:
         own = {id(place) for place, _, _ in changed(self.outside)}
         self.outside = [entry for entry in self.outside if id(entry[0]) not in own]
 
-    def arguments(self, frame: Frame, results: list[list[torch.Tensor]]) -> tuple[Any, list[Any], dict[str, Any]]:
+    def arguments(self, frame: Frame, results: list[list[torch.Tensor | None]]) -> tuple[Any, list[Any], dict[str, Any]]:
         """Callable and arguments as they were; containers are new ones."""
         if self.fixed and not self.kwargs and len(self.args) == 1 and type(self.args[0]) is Held:
             return self.target, [frame.fetch(self.args[0])], {}
@@ -257,7 +257,9 @@ class Call:
                     tensor = fetched[place.index] = frame.fetch(place)
                 return tensor
             assert isinstance(place, Made)
-            return results[place.call][place.leaf]
+            made = results[place.call][place.leaf]
+            assert made is not None, "a result is let go of only after the last member that takes it"
+            return made
 
         target = self.target if self.fixed else load(self.target, fetch, memo)
         args = [load(stored, fetch, memo) for stored in self.args]

@@ -38,6 +38,7 @@ class Frame:
         running: its forward is not over yet.
         packs_kept: results of kept calls are handed to the hooks around the region.
         since: the time at which the outermost region around it was entered, see ``_kept``.
+        taken: by member and place among its results, what was given to later members, and the last of those.
     """
 
     hashes: dict[int, Any] | None = None
@@ -46,6 +47,7 @@ class Frame:
     packs_kept = False
     since = 0
     sites: list[int]
+    taken: dict[tuple[int, int], int] = {}  # noqa: RUF012 – replaced, never changed, by frames of several members
     _copied: Set[int] = frozenset()
     _strange = False
     _lock: threading.RLock | None = None
@@ -87,6 +89,7 @@ class Frame:
             made = self._made.get(id(tensor))
             if made is not None and made[0]() is tensor and made[1].version == version:
                 self.inputs[id(tensor)] = tensor, made[1]
+                self.taken[made[1].call, made[1].leaf] = len(self.calls)
                 return made[1]
         index, place = len(self.held), len(self.inputs)
         copied = place in self._copied
@@ -238,6 +241,8 @@ class Frame:
         call = len(self.calls) - 1
         if self._made is None:
             self._made = {}
+        if not self.taken:
+            self.taken = {}
         for leaf, tensor in enumerate(tensors_in(result)):
             self._made[id(tensor)] = weakref.ref(tensor), Made(call, leaf, tensor._version)
 
@@ -245,6 +250,13 @@ class Frame:
         """Whether one of these is what an earlier member returned, unchanged."""
         found = ((tensor, (self._made or {}).get(id(tensor))) for tensor in tensors)
         return any(made is not None and made[0]() is tensor for tensor, made in found)
+
+    def pass_on(self, member: int, made: list[torch.Tensor], results: list[list[torch.Tensor | None]]) -> None:
+        """In a replay, hold what later members are given of what one made; what no later one is given goes, as it went in forward."""
+        results.append([tensor if (member, leaf) in self.taken else None for leaf, tensor in enumerate(made)])
+        for (maker, leaf), until in self.taken.items():
+            if until == member:
+                results[maker][leaf] = None
 
     def leave_as(self, script: Script, call: Call) -> bool:
         """The one call in it returned: leave it if it went this way, as far as it shows, and wrote to none of its inputs."""

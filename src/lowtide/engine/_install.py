@@ -61,7 +61,8 @@ class Segment:
 
     def run(self, member: int, target: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call one member: in the frame of the members before it where they ran just now, else in one of its own."""
-        region, profile = self.region, profile_of(module)
+        # A region around another on the same module sees that one's inputs alone: what is known of it is of its own.
+        region, profile = self.region, profile_of(target if isinstance(target, InstalledForward) else module)
         if self.length == 1 or not hooks_work():
             return region.run(target, module, profile, args, kwargs)
         frame = self._take_frame(member, args, kwargs) or Frame(region)
@@ -208,25 +209,29 @@ class RegionHandle:
                     module.__dict__["forward"] = installed.before
 
 
-def install(modules: Sequence[tuple[str, nn.Module]], options: Options | None = None, *, policy: Policy | None = None) -> RegionHandle:
+def install(
+    modules: Sequence[tuple[str, nn.Module]], options: Options | None = None, *, policy: Policy | None = None, around: bool = False
+) -> RegionHandle:
     """Make a module, or consecutive siblings as one segment, a region, in place.
 
     Args:
         modules: path and module of each member, in the order in which the parent calls them.
         options: see ``Options``.
         policy: what is kept inside the region; takes the place of the one in ``options``.
+        around: regions that are installed on some of them already are inside this one. They are to be removed after it.
 
     Returns:
         A handle; ``handle.remove()`` puts everything back.
 
     Raises:
         InvalidInputError: no modules, or one module twice.
-        AlreadyAppliedError: a region is installed on one of them already; nothing was changed.
+        AlreadyAppliedError: a region is installed on one of them already, and this one is not to be around it; nothing was changed.
     """
     members = [module for _, module in modules]
     if not members or len({id(module) for module in members}) != len(members):
         raise InvalidInputError("a region needs one module or several different ones: pass [(path, module), ...]")
-    refuse_installed(modules)
+    if not around:
+        refuse_installed(modules)
     name = modules[0][0] if len(modules) == 1 else f"{modules[0][0]} … {modules[-1][0]}"
     chosen = options or Options()
     chosen = chosen if policy is None else replace(chosen, policy=policy)

@@ -188,7 +188,7 @@ def _accept_late(first: int, late: set[int], missing: list[Slot | None]) -> None
 
 def run_calls(frame: Frame, recorder: Recorder) -> None:
     """Call the members one after the other until the recorder has enough."""
-    results: list[list[torch.Tensor]] = []
+    results: list[list[torch.Tensor | None]] = []
     pack = recorder.pack_hook()
     around = state.keeps, state.finder, state.since
     state.keeps, state.finder, state.since = frame.running or recorder.keeps, None, frame.since
@@ -200,7 +200,7 @@ def run_calls(frame: Frame, recorder: Recorder) -> None:
         raise recorder.mismatch
 
 
-def _call_members(frame: Frame, recorder: Recorder, pack: Callable[[torch.Tensor], Any], results: list[list[torch.Tensor]]) -> None:
+def _call_members(frame: Frame, recorder: Recorder, pack: Callable[[torch.Tensor], Any], results: list[list[torch.Tensor | None]]) -> None:
     last = len(frame.calls) - 1
     for index, call in enumerate(frame.calls):
         target, args, kwargs = call.arguments(frame, results)
@@ -221,7 +221,7 @@ def _call_members(frame: Frame, recorder: Recorder, pack: Callable[[torch.Tensor
         if recorder.done or recorder.mismatch is not None:
             break
         if index != last:
-            results.append(tensors_in(result))
+            frame.pass_on(index, tensors_in(result), results)
 
 
 class KeepAll(BaseException):

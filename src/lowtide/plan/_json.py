@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from lowtide.plan._solution import KeptCall, Plan, PlannedRegion
 
 FORMAT = "lowtide.plan"
-VERSION = 2
-_WITHOUT_KEPT = 1
-"""The version before plans named calls to keep."""
+VERSION = 3
+_WITHOUT_KEPT, _WITHOUT_INSIDE = 1, 2
+"""The versions before plans named calls to keep, and regions inside others."""
+_REGION_FIELDS = {
+    _WITHOUT_KEPT: ("paths", "decision"),
+    _WITHOUT_INSIDE: ("paths", "decision", "kept"),
+    VERSION: ("paths", "decision", "kept", "inside"),
+}
 _TEXTS = ("fingerprint", "solver", "status", "device", "torch_version")
 _COUNTS = ("budget_bytes", "predicted_peak_bytes")
 _TIMES = ("predicted_step_s", "predicted_replay_s")
@@ -30,8 +35,16 @@ _FIELDS = (*_TEXTS, *_COUNTS, *_TIMES, "gap", "regions")
 def encode(plan: Plan) -> dict[str, Any]:
     """A plan as what ``json.dumps`` takes."""
     flat = {name: getattr(plan, name) for name in _FIELDS if name != "regions"}
-    regions = [{"paths": list(r.paths), "decision": r.decision.value, "kept": [asdict(call) for call in r.kept]} for r in plan.regions]
-    return {"format": FORMAT, "version": VERSION, **flat, "regions": regions}
+    return {"format": FORMAT, "version": VERSION, **flat, "regions": [_encoded(region) for region in plan.regions]}
+
+
+def _encoded(region: PlannedRegion) -> dict[str, Any]:
+    return {
+        "paths": list(region.paths),
+        "decision": region.decision.value,
+        "kept": [asdict(call) for call in region.kept],
+        "inside": [_encoded(inner) for inner in region.inside],
+    }
 
 
 def decode(text: str) -> Plan:
@@ -46,7 +59,9 @@ def decode(text: str) -> Plan:
     _check_header(data)
     _check_names("the plan", data, ("format", "version", *_FIELDS))
     fields: dict[str, Any] = {
-        "regions": tuple(_region(i, entry, data["version"]) for i, entry in enumerate(_list("regions", data["regions"]))),
+        "regions": tuple(
+            _region(f"region {i} of the plan", entry, data["version"]) for i, entry in enumerate(_list("regions", data["regions"]))
+        ),
         "gap": None if data["gap"] is None else _number("gap", data["gap"]),
         **{name: _text(name, data[name]) for name in _TEXTS},
         **{name: _count(name, data[name]) for name in _COUNTS},
@@ -69,7 +84,7 @@ def _check_header(data: Mapping[str, Any]) -> None:
     if data.get("format") != FORMAT:
         raise PlanError(f'this is not a plan: its "format" is {data.get("format")!r}, {FORMAT!r} was required')
     version = data.get("version")
-    if version not in (_WITHOUT_KEPT, VERSION) or isinstance(version, bool):
+    if version not in _REGION_FIELDS or isinstance(version, bool):
         raise PlanError(
             f"the plan has version {version!r}, this lowtide reads versions {_WITHOUT_KEPT} to {VERSION}: "
             "make the plan again, or use the lowtide that wrote it"
@@ -85,16 +100,17 @@ def _check_names(what: str, data: Mapping[str, Any], names: tuple[str, ...]) -> 
             raise PlanError(f"{what} is damaged: it has an unknown field {name!r}")
 
 
-def _region(i: int, entry: Any, version: int) -> PlannedRegion:
+def _region(what: str, entry: Any, version: int) -> PlannedRegion:
     from lowtide.plan._solution import PlannedRegion
 
-    what = f"region {i} of the plan"
     if not isinstance(entry, dict):
         raise _wrong(what, "an object", entry)
-    _check_names(what, entry, ("paths", "decision") if version == _WITHOUT_KEPT else ("paths", "decision", "kept"))
+    _check_names(what, entry, _REGION_FIELDS[version])
     paths = tuple(_text(f"a path of {what}", path) for path in _list(f"the paths of {what}", entry["paths"]))
     kept = tuple(_kept(f"a kept call of {what}", call) for call in _list(f"the kept calls of {what}", entry.get("kept", [])))
-    return PlannedRegion(paths, _decision(what, entry["decision"]), kept)
+    within = _list(f"the regions inside {what}", entry.get("inside", []))
+    inside = tuple(_region(f"region {i} inside {what}", inner, version) for i, inner in enumerate(within))
+    return PlannedRegion(paths, _decision(what, entry["decision"]), kept, inside)
 
 
 def _kept(what: str, entry: Any) -> KeptCall:

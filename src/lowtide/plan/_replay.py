@@ -1,19 +1,21 @@
 """What replaying a region does to a step: what it drops, what it holds, what runs again and when.
 
 This is the reading of the engine's semantics that executor and solvers share; how the bytes add up over time is worked out
-by each of them on its own. All of it depends on one region alone, never on what else a plan replays.
+by each of them on its own. All of it depends on one region and those inside it, never on what else a plan replays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from lowtide.errors import PlanError
-from lowtide.plan._index import CATEGORIES, NEVER, Ints, TraceIndex, ints
+from lowtide.plan._index import CATEGORIES, NEVER, Flags, Ints, TraceIndex, ints
 from lowtide.plan._keepable import kept_in, skipped_ops
+from lowtide.plan._saved import Saved
 from lowtide.plan._solution import KeptCall
 from lowtide.records import Gather
 
@@ -102,11 +104,20 @@ def replays_of(index: TraceIndex, paths: tuple[str, ...], kept: tuple[KeptCall, 
 
 
 def _read_all(index: TraceIndex, paths: tuple[str, ...], kept: tuple[KeptCall, ...]) -> list[Replay]:
+    return [read(index, paths, calls, kept) for calls in replayable(index, paths)]
+
+
+def replayable(index: TraceIndex, paths: tuple[str, ...]) -> list[tuple[int, ...]]:
+    """The occurrences, all of which may be replayed.
+
+    Raises:
+        PlanError: as of ``replays_of``.
+    """
     found = occurrences(index, paths)
     for call in (c for calls in found for c in calls if not index.replayable[c]):
         path = index.trace.calls[call].path
         raise PlanError(f"region {name_of(paths)} cannot be replayed: the call of {path!r} may not run twice; leave it out of the plan")
-    return [_read(index, paths, calls, kept) for calls in found]
+    return found
 
 
 def occurrences(index: TraceIndex, paths: tuple[str, ...]) -> list[tuple[int, ...]]:
@@ -158,37 +169,54 @@ def name_of(paths: tuple[str, ...]) -> str:
     return first if len(paths) == 1 else f"{first} … {last}"
 
 
-def _read(index: TraceIndex, paths: tuple[str, ...], calls: tuple[int, ...], kept: tuple[KeptCall, ...]) -> Replay:
+def read(
+    index: TraceIndex,
+    paths: tuple[str, ...],
+    calls: tuple[int, ...],
+    kept: tuple[KeptCall, ...],
+    inside: Sequence[Replay] = (),
+    around: Ints | None = None,
+) -> Replay:
+    """One occurrence.
+
+    Args:
+        index: of the trace.
+        paths, calls, kept: of the region.
+        inside: replays of regions in it: what is saved there is theirs, and their inputs are handed to this one.
+        around: ops of the outermost region around it, if there is one: what they make is gone until that one is replayed.
+    """
     keeps = kept_in(index, calls, kept)
-    member_ops = np.setdiff1d(_member_ops(index, calls), skipped_ops(index, keeps), assume_unique=True)
+    member_ops = np.setdiff1d(member_ops_of(index, calls), skipped_ops(index, keeps), assume_unique=True)
     member_ops = np.union1d(index.casts_found(member_ops), member_ops)
     inputs = _inputs(index, calls)
     written = index.written_by(member_ops, inputs)
-    slots = _slots_made_anew(index, calls, member_ops, written)
-    before = _first_need(index, slots)
-    dropped = _dropped(index, slots, before)
-    needed = dropped[index.used[dropped] != NEVER] if before != NEVER else dropped[:0]
+    makers = member_ops if around is None else around
+    own = Saved.by_autograd(index, _slots_made_anew(index, calls, makers, written, inside))
+    saved = own.with_(Saved.by_regions(index, inside, makers)) if inside else own
+    before = _first_need(saved)
+    drops = _drops(saved, before)
+    dropped, stays = saved.at(drops), saved.at(~drops & saved.handed)
+    needed = dropped.at((dropped.used != NEVER) & (before != NEVER))
     last = _last_needed(index, needed, before)
     ops = member_ops[member_ops < last]
     made = np.concatenate([index.storages_born_in(ops), index.written_by(ops, written)])
     gathers = _gathers(index, calls, before, last)
     whole, whole_until = _whole(gathers)
     born = np.concatenate([made, whole])
-    asked = needed[index.used[needed] == before]
-    inputs = inputs if len(dropped) else ints(())
+    inputs = inputs if len(dropped.number) or inside else ints(())
     results = ints(s for k in keeps if k.start < last for s in k.outputs)
-    until = int(index.released[dropped].max(initial=0))
+    until = max([int(dropped.released.max(initial=0)), *(int(r.held_until.max(initial=0)) for r in inside)])
     return Replay(
         region=paths,
         kept=kept,
         calls=calls,
-        dropped=dropped,
-        held=np.concatenate([inputs, results]),
+        dropped=dropped.number[~dropped.handed],
+        held=np.concatenate([inputs, results, stays.storage]),
         # Results are handed back in the replay: at its end, whatever has not been saved again is gone.
-        held_until=np.repeat(ints((until, before + 1)), (len(inputs), len(results))),
+        held_until=np.concatenate([np.repeat(ints((until, before + 1)), (len(inputs), len(results))), stays.released]),
         results=results,
         before=before,
-        first_slot=int(asked.min(initial=len(index.used))),
+        first_slot=int(needed.number[needed.used == before].min(initial=len(index.used))),
         ops=ops,
         born=born,
         dies=np.searchsorted(ops, index.freed[born]),
@@ -198,7 +226,7 @@ def _read(index: TraceIndex, paths: tuple[str, ...], calls: tuple[int, ...], kep
     )
 
 
-def _member_ops(index: TraceIndex, calls: tuple[int, ...]) -> Ints:
+def member_ops_of(index: TraceIndex, calls: tuple[int, ...]) -> Ints:
     """Forward ops of the members, without what runs between them."""
     parts = []
     for call in calls:
@@ -209,43 +237,47 @@ def _member_ops(index: TraceIndex, calls: tuple[int, ...]) -> Ints:
     return np.concatenate(parts).astype(np.int64)
 
 
-def _slots_made_anew(index: TraceIndex, calls: tuple[int, ...], member_ops: Ints, written: Ints) -> Ints:
-    """Saved tensors of the members that a replay makes anew, or by writing to an input; all others were there before and are kept."""
+def _slots_made_anew(index: TraceIndex, calls: tuple[int, ...], makers: Ints, written: Ints, inside: Sequence[Replay]) -> Ints:
+    """Saved tensors of the members that replays make anew, or by writing to an input; all others were there before and are kept."""
     slots = np.sort(np.concatenate([index.slots_of_call(call) for call in calls]))
+    if inside:
+        theirs = np.concatenate([index.slots_of_call(call) for replay in inside for call in replay.calls])
+        slots = np.setdiff1d(slots, theirs, assume_unique=True)
     storages = index.slot_storage[slots]
-    fresh = ~index.resident[storages] & np.isin(index.born[storages], member_ops)
+    fresh = ~index.resident[storages] & np.isin(index.born[storages], makers)
     return ints(slots[fresh | np.isin(storages, written)] if len(written) else slots[fresh])
 
 
-def _first_need(index: TraceIndex, slots: Ints) -> int:
-    """The first op that asks for a saved tensor whose storage is gone by then."""
-    used = index.used[slots]
-    gone = (used != NEVER) & (index.slot_freed[slots] <= used)
-    return int(used[gone].min()) if gone.any() else NEVER
+def _first_need(saved: Saved) -> int:
+    """The first op that asks for something whose storage is gone by then."""
+    gone = (saved.used != NEVER) & (saved.freed <= saved.used)
+    return int(saved.used[gone].min()) if gone.any() else NEVER
 
 
-def _dropped(index: TraceIndex, slots: Ints, before: int) -> Ints:
+def _drops(saved: Saved, before: int) -> Flags:
     """Without those that are alive anyway, at the replay or when they were asked for earlier.
 
     Where a region calls backward itself, what it saves after that call is kept: the replay comes too early for it.
     """
-    used, freed = index.used[slots], index.slot_freed[slots]
+    never: Flags = saved.used == NEVER
     if before == NEVER:
-        return ints(slots[used == NEVER])
-    return ints(slots[(freed <= before) & ((used == NEVER) | (used >= before)) & (index.position[slots] <= before)])
+        return never
+    drops: Flags = (saved.freed <= before) & (never | (saved.used >= before)) & (saved.position <= before)
+    return drops
 
 
-def _last_needed(index: TraceIndex, needed: Ints, before: int) -> int:
+def _last_needed(index: TraceIndex, needed: Saved, before: int) -> int:
     """The op at which a replay may end: whatever backward needs has been made and saved by then."""
-    made = index.born[index.slot_storage[needed]].max(initial=-1) + 1
-    return min(int(max(index.position[needed].max(initial=0), made)), before)
+    made = index.born[needed.storage].max(initial=-1) + 1
+    return min(int(max(needed.position.max(initial=0), made)), before)
 
 
-def _kept_until(index: TraceIndex, born: Ints, needed: Ints) -> Ints:
+def _kept_until(index: TraceIndex, born: Ints, needed: Saved) -> Ints:
+    needed = needed.at(np.isin(needed.storage, born))  # a region around makes the others
     by_storage = np.argsort(born)
-    places = by_storage[np.searchsorted(born[by_storage], index.slot_storage[needed])]
+    places = by_storage[np.searchsorted(born[by_storage], needed.storage)]
     until = np.full(len(born), NEVER, dtype=np.int64)
-    np.maximum.at(until, places, index.released[needed])
+    np.maximum.at(until, places, needed.released)
     return until
 
 

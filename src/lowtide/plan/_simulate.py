@@ -8,6 +8,7 @@ traced step in order, with each region's replay in the gap before the op that fi
 * A replay allocates again what its ops allocated. What backward still wants of it lives until autograd lets go;
   the rest as long as it naturally does, at most to the end of the replay.
 * What calls made that are kept is held until the replay is over, which does not run them.
+* A region inside another hands its inputs to that one, whose replay makes them again and ends where the last of them is back.
 * The workspace of an op is alive while it runs.
 
 Lifetimes are added up as differences at their ends and summed once, so a step of n ops costs O(n).
@@ -18,14 +19,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
 from lowtide.errors import PlanError
 from lowtide.plan._index import CATEGORIES, NEVER, Floats, Ints, TraceIndex
-from lowtide.plan._replay import Replay, name_of, replays_of
+from lowtide.plan._replay import Replay, name_of
 from lowtide.plan._solution import Plan, PlannedRegion
+from lowtide.plan._trees import refuse_overlap, trees_of
 from lowtide.records import Category, Decision, StepTrace
 
 _TEMPORARY = CATEGORIES.index(Category.TEMPORARY)
@@ -137,8 +138,10 @@ def simulate(trace: StepTrace, plan: Plan | Sequence[PlannedRegion] | None) -> S
 
 def run(index: TraceIndex, regions: Sequence[PlannedRegion]) -> Simulation:
     """``simulate`` for callers that ask again and again about one trace."""
-    replays = [replay for region in regions if _is_replayed(region) for replay in replays_of(index, region.paths, region.kept)]
-    _refuse_overlap(index, replays)
+    trees = [tree for region in regions if _is_replayed(region) for tree in trees_of(index, region)]
+    refuse_overlap(index, [tree[0] for tree in trees])
+    replays = [replay for tree in trees for replay in tree]
+    # Where one inside another is due with it, the one around comes first: the sort leaves it there.
     ran = sorted((r for r in replays if r.before != NEVER), key=lambda r: (r.before, r.first_slot))
     timeline = _merge(index, _live_in_step(index, replays), _live_in_replays(index, replays, ran), ran)
     total = timeline.live_bytes.sum(axis=1)
@@ -154,13 +157,6 @@ def _is_replayed(region: PlannedRegion) -> bool:
     if region.decision not in (Decision.KEEP, Decision.RECOMPUTE):
         raise PlanError(f"region {name_of(region.paths)} is to be {region.decision.value}: only keep and recompute can be simulated")
     return region.decision is Decision.RECOMPUTE
-
-
-def _refuse_overlap(index: TraceIndex, replays: Sequence[Replay]) -> None:
-    covered = sorted((call, int(index.call_stop[call]), replay.region) for replay in replays for call in replay.calls)
-    for (_, stop, one), (start, _, other) in pairwise(covered):
-        if start < stop:
-            raise PlanError(f"regions {name_of(one)} and {name_of(other)} overlap: a call of one runs inside the other; keep one of them")
 
 
 def _freed_as_held(index: TraceIndex, replays: Sequence[Replay]) -> Ints:

@@ -44,20 +44,40 @@ class PlannedRegion:
         paths: of the module, or of several modules that are called one right after the other and are replayed as one.
         decision: the decision covers every call of these modules.
         kept: calls in it whose results are kept all the same.
+        inside: regions in it that are replayed on their own: it hands them their inputs, which is all that its replay makes of them.
 
     Raises:
-        PlanError: no path, or one path twice.
+        PlanError: no path, or one path twice; a region inside that reaches beyond this one, is all of it, overlaps another, or is kept;
+            kept calls in a region with others inside, or in one of those.
     """
 
     paths: tuple[str, ...]
     decision: Decision = Decision.RECOMPUTE
     kept: tuple[KeptCall, ...] = ()
+    inside: tuple[PlannedRegion, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.paths:
             raise PlanError("a region of the plan names no module: give it one path or more")
         if len(set(self.paths)) != len(self.paths):
             raise PlanError(f"region {self.paths} of the plan names a module twice: name each once")
+        if self.inside:
+            self._check_inside()
+
+    def _check_inside(self) -> None:
+        refuse_nested_paths(path for region in self.inside for path in region.paths)
+        for region in self.inside:
+            if region.paths == self.paths:
+                raise PlanError(f"region {self.paths} of the plan has itself inside: name part of it")
+            for path in region.paths:
+                if not {path, *ancestors(path)} & set(self.paths):
+                    raise PlanError(f"region {region.paths} of the plan is inside {self.paths}, but {path!r} is not")
+            if region.decision is not Decision.RECOMPUTE:
+                raise PlanError(
+                    f"region {region.paths} is inside another of the plan and is to be {region.decision.value}: only replays nest"
+                )
+        if self.kept or any(region.kept for region in self.inside):
+            raise PlanError(f"region {self.paths} of the plan has regions inside and kept calls: it can have one or the other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +85,7 @@ class Plan:
     """Decisions for a whole model.
 
     Attributes:
-        regions: none inside another.
+        regions: none inside another, but for those that one has ``inside``.
         fingerprint: of the model's structure; the plan is for models that have the same.
         budget_bytes: the peak that was allowed.
         predicted_peak_bytes, predicted_step_s: by ``simulate`` on the trace it was made from.

@@ -115,7 +115,7 @@ def _installed(wanted: list[tuple[Members, Policy | None]], ledger: Ledger) -> l
     installed: list[RegionHandle] = []
     try:
         for members, policy in wanted:
-            installed.append(install(members, policy=None if policy is None else Decider(policy, ledger)))
+            installed.append(install(members, policy=None if policy is None else Decider(policy, ledger), around=True))
     except BaseException:
         for handle in installed:
             handle.remove()
@@ -131,8 +131,15 @@ def _name_of(members: Members) -> str:
 
 def _of_plan(model: nn.Module, plan: Plan, modules: dict[str, nn.Module]) -> list[tuple[Members, Policy | None]]:
     plan.check_fingerprint(fingerprint(model))
-    regions = (region for region in plan.regions if region.decision is not Decision.KEEP)
+    regions = (part for region in plan.regions if region.decision is not Decision.KEEP for part in _from_inside(region))
     return [(_members(region, modules), KeepCalls(region.kept) if region.kept else None) for region in regions]
+
+
+def _from_inside(region: PlannedRegion) -> Iterator[PlannedRegion]:
+    """Regions inside come first: on a module that both have, the one around is installed over the other."""
+    for inner in region.inside:
+        yield from _from_inside(inner)
+    yield region
 
 
 def _members(region: PlannedRegion, modules: dict[str, nn.Module]) -> Members:

@@ -1,0 +1,118 @@
+"""Plans with regions inside regions: gradients bit for bit, and the peak that the simulation says, byte for byte."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lowtide
+from lowtide.errors import PlanError
+from lowtide.measure import peak_bytes
+from lowtide.plan import Plan, PlannedRegion, simulate
+
+BLOCKS = 8
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.drop(F.gelu(self.up(self.norm(x)))))
+
+
+class Subject:
+    """A chain of blocks, and its step."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = model or nn.Sequential(*(Block() for _ in range(BLOCKS)))
+        self.x = torch.linspace(-2, 2, 512 * 16).reshape(512, 16)
+
+    def step(self) -> None:
+        torch.manual_seed(1)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        self.model(self.x).square().sum().backward()
+
+    def gradients(self) -> list[torch.Tensor]:
+        self.step()
+        return [parameter.grad.clone() for parameter in self.model.parameters()]
+
+
+def one(i: int) -> PlannedRegion:
+    return PlannedRegion((str(i),))
+
+
+def several(start: int, stop: int, *inside: PlannedRegion) -> PlannedRegion:
+    return PlannedRegion(tuple(map(str, range(start, stop))), inside=inside)
+
+
+PLANS = {
+    "blocks in segments": [several(0, 4, *map(one, range(4))), several(4, 8, *map(one, range(4, 8)))],
+    "the last of each segment is left": [several(0, 4, *map(one, range(3))), several(4, 7, one(4), one(5))],
+    "segments in segments": [several(0, 6, several(0, 2), several(2, 4)), one(6)],
+    "three levels": [several(0, 6, several(0, 3, several(0, 2, one(0))), one(3), several(4, 6, one(4))), several(6, 8, one(6))],
+    "parts of a block": [several(0, 3, PlannedRegion(("0.norm", "0.up")), PlannedRegion(("1",), inside=(PlannedRegion(("1.drop",)),)))],
+}
+
+
+def planned(trace: lowtide.StepTrace, regions: list[PlannedRegion]) -> Plan:
+    return Plan(tuple(regions), trace.fingerprint, 0, 0, 0.0, 0.0, "by hand")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_gradients_are_equal_and_the_peak_is_the_simulated_one(name) -> None:
+    subject = Subject()
+    subject.step()
+    plain = subject.gradients()
+    trace = lowtide.trace(subject.model, subject.step)
+    resident = sum(storage.bytes for storage in trace.storages if storage.resident)
+    handle = lowtide.apply(subject.model, planned(trace, PLANS[name]))
+    for _ in range(3):
+        assert all(map(torch.equal, subject.gradients(), plain))
+    assert peak_bytes(subject.step, torch.device("cpu"), resident) == simulate(trace, PLANS[name]).peak_bytes
+    with handle.disabled():
+        assert peak_bytes(subject.step, torch.device("cpu"), resident) == simulate(trace, None).peak_bytes
+    handle.remove()
+    assert not any("forward" in module.__dict__ for module in subject.model.modules())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+def test_duplicates_replay_as_well(duplicate) -> None:
+    subject = Subject()
+    subject.step()
+    plain = subject.gradients()
+    lowtide.apply(subject.model, planned(lowtide.trace(subject.model, subject.step), PLANS["three levels"]))
+    other = Subject(duplicate(subject.model))
+    assert all(map(torch.equal, other.gradients(), plain))
+    assert all(map(torch.equal, subject.gradients(), plain))
+
+
+def test_every_level_saves_memory_and_takes_time() -> None:
+    subject = Subject()
+    subject.step()
+    trace = lowtide.trace(subject.model, subject.step)
+    trace = dataclasses.replace(trace, ops=tuple(dataclasses.replace(op, seconds=1e-3) for op in trace.ops))
+    flat, nested = [several(0, 4), several(4, 8)], [several(0, 4, *map(one, range(3))), several(4, 8, *map(one, range(4, 7)))]
+    one_level, two_levels = simulate(trace, flat), simulate(trace, nested)
+    assert two_levels.peak_bytes < one_level.peak_bytes < simulate(trace, None).peak_bytes
+    assert two_levels.added_s > one_level.added_s > 0.0
+
+
+def test_regions_inside_that_overlap_by_their_calls_are_refused() -> None:
+    subject = Subject()
+    subject.step()
+    trace = lowtide.trace(subject.model, subject.step)
+    with pytest.raises(PlanError, match="overlap"):
+        simulate(trace, [several(0, 4, one(0)), one(0)])
