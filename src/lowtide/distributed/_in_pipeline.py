@@ -40,7 +40,8 @@ def in_pipeline(
     Args:
         trace: of the un-checkpointed step: a forward of each part that the rank holds, then a backward of each, and the optimizer if there
             is one. The backward of a part that is not the last takes a gradient that was there before the step.
-        rank, ranks: of the pipeline.
+        rank: of the pipeline's ranks.
+        ranks: how many stages it has.
         micro_batches: of a step.
         schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved"`` or ``"zero-bubble"``.
         parts: paths of the modules that are the rank's parts, in the order of their forwards; the model itself by default.

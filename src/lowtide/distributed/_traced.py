@@ -62,7 +62,9 @@ def agreement(traced: StepTrace, model: Architecture, setup: Setup, policy: str)
 
     Args:
         traced: from ``trace_architecture`` of the same model and setup.
-        model, setup, policy: as for ``estimate``.
+        model: as for ``estimate``.
+        setup: as for ``estimate``.
+        policy: as for ``estimate``.
     """
     found = estimate(model, setup, policy)
     rank = found.ranks[0]
