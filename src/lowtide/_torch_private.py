@@ -7,6 +7,7 @@ fails: a private name that still exists but means something else would be worse 
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import sys
 from collections.abc import Callable
@@ -54,8 +55,9 @@ push_hooks: Callable[[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tenso
 )
 pop_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 hooks_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
-_top_hooks: Callable[[bool], tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None] = (
-    torch._C._autograd._top_saved_tensors_default_hooks
+# The pack and unpack hook that are in force, if any. Calls of kept results ask each time, so it is no function of Python.
+top_hooks: Callable[[], tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None] = functools.partial(
+    torch._C._autograd._top_saved_tensors_default_hooks, False
 )
 functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 tracing_jit: Callable[[], Any] = torch._C._get_tracing_state
@@ -101,11 +103,6 @@ def computed_weights() -> ComputedWeights:
 def set_computed_weights(wanted: ComputedWeights) -> None:
     """Put a copy of these in place."""
     parametrize._cache_enabled, parametrize._cache = wanted[0], dict(wanted[1])
-
-
-def top_hooks() -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None:
-    """The pack and unpack hook that are in force, if any."""
-    return _top_hooks(False)
 
 
 def is_write_to_leaf(error: RuntimeError) -> bool:
@@ -223,15 +220,6 @@ def fix_weakly_held(tensor: torch.Tensor) -> None:
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Have ``callback`` called when the backward pass that runs in this thread is over."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
-
-
-_function_mode_at: Callable[[int], Any] = torch._C._get_function_stack_at
-
-
-def top_function_mode() -> Any:
-    """The innermost function mode, if any."""
-    count = function_mode_count()
-    return _function_mode_at(count - 1) if count else None
 
 
 def function_modes() -> tuple[Any, ...]:

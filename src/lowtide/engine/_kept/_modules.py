@@ -49,11 +49,17 @@ class StandIn:
         choice, key, given = finder.choice, self.key, None
         if key in choice.linears and not kwargs:
             given = self._given_to_linear(args)
-        if (given is None and key not in choice.closed) or private.top_function_mode() is not finder:
+        if (given is None and key not in choice.closed) or not private.function_mode_count():
             return finder.module_called(key, self._run(), args, kwargs)
-        private.pop_function_mode()
+        top = private.pop_function_mode()
+        if top is not finder:
+            private.push_function_mode(top)
+            return finder.module_called(key, self._run(), args, kwargs)
         try:
-            return finder.module_called(key, self._run(), args, kwargs) if given is None else finder.linear_called(given)
+            if given is not None:
+                return finder.linear_called(given)
+            run = self._run()
+            return finder.module_called(key, run, args, kwargs) if key in finder.calls else run(*args, **kwargs)
         finally:
             private.push_function_mode(finder)
 
