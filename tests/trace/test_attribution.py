@@ -6,6 +6,7 @@ import inspect
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -45,6 +46,17 @@ def test_an_op_of_backward_has_line_and_call_of_the_op_that_made_its_node() -> N
     assert backward.source == traced.ops[backward.origin].source == f"{__file__}:{line}"
     assert backward.call is not None
     assert traced.calls[backward.call].path == ""
+
+
+@pytest.mark.parametrize("name", ["<stdin>", "<ipython-input-7-0c5f3e>"])
+def test_lines_that_were_typed_at_a_prompt_are_the_users(name: str) -> None:
+    typed = "def forward(x):\n    return torch.tanh(x)\n"
+    space = {"torch": torch}
+    exec(compile(typed, name, "exec"), space)
+    weight = nn.Parameter(torch.ones(2))
+    model = nn.ParameterList([weight])
+    traced = trace(model, lambda: space["forward"](weight).sum().backward())
+    assert [op.source for op in traced.ops if op.name == "aten.tanh.default"] == [f"{name}:2"]
 
 
 def test_gradients_of_a_layer_are_attributed_to_its_call() -> None:

@@ -10,11 +10,15 @@ from types import FrameType
 import torch
 
 _TORCH, _LOWTIDE = (os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
+_TYPED = ("<stdin>", "<ipython-input-")
+"""What is typed at a prompt."""
 _WORKLOADS = os.path.join(_LOWTIDE, "workloads", "")
 
 
 @lru_cache(maxsize=4096)
 def _is_users(filename: str) -> bool:
+    if filename.startswith(_TYPED):
+        return True
     if filename.startswith((_TORCH, "<")) or "contextlib" in filename:
         return False
     # The bundled workloads stand for the user's own code.

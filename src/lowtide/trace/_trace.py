@@ -60,7 +60,9 @@ def trace(
         with no_collection():
             return _with_backward(record_fake_step(model, step, device_of(model), device, gpu))
     if device is not None or gpu is not None:
-        raise InvalidInputError("a device or GPU to trace for was given for a real step, which runs where its model is: add fake=True")
+        raise InvalidInputError(
+            "a device or GPU to trace for was given for a real step, which runs where its model is: add fake=True (--fake)"
+        )
     with no_collection():
         return _recorded_as_it_was(model, step, offload)
 
