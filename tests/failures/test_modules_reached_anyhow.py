@@ -233,6 +233,15 @@ def in_a_context(region, modules, kind):
         yield run
 
 
+def through_a_weak_reference(region, modules, kind):
+    box = [None]
+    run = region(lambda x: box[0]()(x) * 2)
+    for module in modules:
+        held = kind(module)
+        box[0] = weakref.ref(held) if kind.__weakrefoffset__ else lambda held=held: held
+        yield run
+
+
 def in_a_class(region, modules, kind):
     class Settings:
         held = None
@@ -282,7 +291,7 @@ def deep_down(region, modules, kind):
 
 WAYS = (
     *(objects, arguments, in_a_closure, in_one_closure, in_a_model, in_a_global, given_by_a_function, in_a_context, in_a_class),
-    *(in_a_registry, in_a_default, in_a_loop, deep_down),
+    *(through_a_weak_reference, in_a_registry, in_a_default, in_a_loop, deep_down),
 )
 
 
@@ -393,7 +402,12 @@ OTHER_WAYS = (
     of_classes_of_their_own,
 )
 CASES = [
-    *(pytest.param(functools.partial(way, kind=kind), id=f"{way.__name__}-{kind.__name__}") for way in WAYS for kind in OBJECTS),
+    *(
+        pytest.param(functools.partial(way, kind=kind), id=f"{way.__name__}-{kind.__name__}")
+        for way in WAYS
+        for kind in OBJECTS
+        if (way, kind) != (through_a_weak_reference, ItsTensors)  # no module runs there, and nothing leads to its tensors
+    ),
     *(pytest.param(way, id=way.__name__) for way in OTHER_WAYS),
 ]
 

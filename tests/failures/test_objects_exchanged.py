@@ -35,6 +35,15 @@ class Slots:
     __init__, run, __call__ = Plain.__init__, Plain.run, Plain.run
 
 
+class Quiet(Plain):
+    """Draws nothing, and is of the kind whose calls go the short way."""
+
+    def run(self, x):
+        return torch.sin(torch.tanh(x * self.scale) * self.weight * self.settings.rate) * self.table["a"]
+
+    __call__ = run
+
+
 @dataclasses.dataclass
 class Data:
     scale: float = 2.0
@@ -54,6 +63,22 @@ class Model(nn.Module):
         for held in self.all:
             x = held.run(x)
         return x if self.held is None else self.held(x)
+
+
+class Bare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.held = None
+
+    def forward(self, x):
+        return self.held(x)
+
+
+class Outer:
+    inner = None
+
+    def __call__(self, x):
+        return self.inner(x)
 
 
 def objects(region, kind):
@@ -87,6 +112,26 @@ def in_a_list(region, kind):
         yield held, lambda x, held=held: run(x, [held])
 
 
+def in_a_loop(region, kind):
+    def run(x, all_held):
+        for held in all_held:
+            x = torch.tanh(x * held.scale) * held.weight + torch.rand(4, generator=held.generator)
+        return torch.sin(x * held.settings.rate) * held.table["a"]
+
+    run = region(run)
+    while True:
+        held = kind()
+        yield held, lambda x, held=held: run(x, [held])
+
+
+def in_an_object(region, kind):
+    outer = Outer()
+    run = region(outer)
+    while True:
+        outer.inner = kind()
+        yield outer.inner, run
+
+
 def in_a_closure(region, kind):
     def around(held):
         return region(lambda x: held(x) * 2)
@@ -98,6 +143,14 @@ def in_a_closure(region, kind):
 
 def in_a_model(region, kind):
     model = Model()
+    run = region(model)
+    while True:
+        model.held = kind()
+        yield model.held, run
+
+
+def in_a_bare_model(region, kind):
+    model = Bare()
     run = region(model)
     while True:
         model.held = kind()
@@ -158,8 +211,8 @@ CHANGES = {
     "nothing": lambda held: None,
 }
 WAYS = (
-    *(objects, methods, arguments, in_a_list, in_a_closure, in_a_model, in_a_list_of_a_model, in_a_global, given_by_a_function),
-    deep_down,
+    *(objects, methods, arguments, in_a_list, in_a_loop, in_an_object, in_a_closure, in_a_model, in_a_bare_model, in_a_list_of_a_model),
+    *(in_a_global, given_by_a_function, deep_down),
 )
 
 
@@ -179,16 +232,16 @@ def train(region, way, kind):
         given = way(region, kind)
         for number in range(3):
             held, run = next(given)
-            for turn in range(2 if number == 1 else 4):
+            for turn in range(2 if number == 1 else 6):
                 x = torch.randn(3, 4, requires_grad=True)
                 loss = run(x * 1).square().sum()
-                if turn % 2 == number % 2:
+                if turn in (0, 5) or (number and turn % 2 == number % 2):
                     change(held)
                 seen += [gradient(loss, x), held.generator.get_state()]
     return seen
 
 
-@pytest.mark.parametrize("kind", [Plain, Slots, Data])
+@pytest.mark.parametrize("kind", [Plain, Slots, Quiet, Data])
 @pytest.mark.parametrize("way", WAYS)
 def test_objects_are_as_they_were(compare, way, kind):
     compare(functools.partial(train, way=way, kind=kind))
