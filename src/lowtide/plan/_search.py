@@ -87,9 +87,9 @@ class Search:
     @cached_property
     def rules(self) -> list[Scored]:
         """The plans of the rules of thumb; the step as it is among them."""
-        named = [s for s in SOLVERS.values() if s.rule is not None and (self._asked in (AUTO, s.name) or s.name == none.NAME)]
+        asked = [s for s in SOLVERS.values() if s.name in (self._asked, none.NAME) or (self._asked == AUTO and not s.nests)]
         self._say("trying rules of thumb")
-        return [self.score(s.name, tuple(regions)) for s in named if s.rule is not None for regions in s.rule(self.index)]
+        return [self.score(s.name, tuple(regions)) for s in asked if s.rule is not None for regions in s.rule(self.index)]
 
     @cached_property
     def exact(self) -> Exact | None:

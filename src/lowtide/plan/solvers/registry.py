@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lowtide.errors import InvalidInputError
 from lowtide.plan._index import TraceIndex
 from lowtide.plan._solution import PlannedRegion
-from lowtide.plan.solvers import all_blocks, constrained_path, every_n, exact, first_k, mixed_integer, none, sqrt_n
+from lowtide.plan.solvers import all_blocks, binomial, chain_optimal, constrained_path, every_n, exact, first_k, mixed_integer, none, sqrt_n
 from lowtide.plan.solvers.exact import Exact
 
 AUTO = "auto"
@@ -24,6 +24,7 @@ class Solver:
         complexity: for n blocks or layers.
         rule: the plans that it has for a step, whatever the budget; the fastest that fits is its answer.
         exact: a search that proves what it finds, for solvers that are no rule.
+        nests: its plans have regions inside regions. It is asked by name alone, for what others prove is among plans without.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Solver:
     complexity: str
     rule: Callable[[TraceIndex], list[list[PlannedRegion]]] | None = None
     exact: Callable[[TraceIndex], Exact] | None = None
+    nests: bool = False
 
 
 _ALL = (
@@ -39,6 +41,20 @@ _ALL = (
     Solver(every_n.NAME, "common practice", "O(n) simulations, 30 at most", every_n.regions),
     Solver(first_k.NAME, "common practice: k found by trying", "O(n) simulations, 30 at most", first_k.regions),
     Solver(sqrt_n.NAME, "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost", "O(sqrt n) simulations", sqrt_n.regions),
+    Solver(
+        binomial.NAME,
+        "Griewank and Walther 2000, Algorithm 799: revolve (offline)",
+        "O(n) schedules of O(n**2), 30 at most, a simulation each",
+        binomial.regions,
+        nests=True,
+    ),
+    Solver(
+        chain_optimal.NAME,
+        "Beaumont et al. 2019, Optimal checkpointing for heterogeneous chains (persistent schedules)",
+        "O(n**3) times units of memory, hundreds of simulations at most; more than 100 blocks in groups of neighbours",
+        chain_optimal.regions,
+        nests=True,
+    ),
     Solver(
         exact.WHOLE_REGION,
         "a knapsack over modules and segments, as in torch's AutoSAC (module ILP, 2024), by the search of constrained-path",
