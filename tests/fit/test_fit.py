@@ -44,6 +44,20 @@ def test_measured_peak_is_within_budget_and_as_predicted(make: Callable[[], Made
     assert is_untouched(model)
 
 
+def test_a_step_whose_shapes_change_is_named_as_the_reason_where_no_plan_fits() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(4)))
+    rows = iter(range(256, 100_000, 64))
+
+    def step() -> None:
+        model(torch.randn(next(rows), 16)).square().sum().backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(InfeasibleBudgetError, match=r"when it was traced and of .* shapes seem to change from step to step"):
+            lowtide.fit(model, step, "50%", rounds=1)
+    assert is_untouched(model)
+
+
 def test_fit_leaves_the_training_state_as_it_found_it() -> None:
     model, step = gpt()
     before = everything(model)

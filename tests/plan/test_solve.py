@@ -183,6 +183,8 @@ def test_no_time_at_all_still_gives_a_plan_that_fits() -> None:
     budget = simulate(trace, [PlannedRegion((f"b{i}",)) for i in range(12)]).peak_bytes
     plan = solve(trace, budget, time_limit_s=0.0)
     assert plan.predicted_peak_bytes <= budget
+    assert plan.status == "feasible"
+    assert plan.gap is None or 0 < plan.gap <= 1
 
 
 def test_an_overshoot_of_the_program_is_solved_again_with_less() -> None:

@@ -31,6 +31,8 @@ from lowtide.verify import Reference, Verification
 Progress = Callable[[str], None]
 _FEWEST_ROUNDS = 3
 """With fewer, times say too little to choose by."""
+_ALIKE = 0.03
+"""Of its peak, by which a step may differ from the one that was traced."""
 _WITH_OTHERS = 4
 """Steps in which to look for a peak where several processes take part."""
 
@@ -162,6 +164,7 @@ class _Fitting:
         budget_bytes = min(self._together.of_stage(self._resolve(wanted, before, traced_peak)))
         self._say("measuring the plain step")
         plain_peak = self._measured_peak() if self._plain.fits else before.peak_bytes
+        self._unlike = _said_of_shapes(before.peak_bytes, plain_peak)
         self._reference = Reference(self._model, self._plain, settled, agree=self._together.any)
         if not self._reference.repeatable:
             _warn_not_repeatable()
@@ -261,7 +264,7 @@ class _Fitting:
             if not over:
                 continue  # another stage is: all processes run the step together once more
             if is_leanest:
-                raise _infeasible(budget_bytes, max(tried.peak_bytes, budget_bytes + 1))
+                raise _infeasible(budget_bytes, max(tried.peak_bytes, budget_bytes + 1), self._unlike)
             # Never less than a thousandth: the budget is reached in few rounds, or the solver finds that there is no plan left.
             allowed = min(allowed, plan.predicted_peak_bytes) - max(tried.over(budget_bytes), budget_bytes // 1000)
 
@@ -343,12 +346,23 @@ def _resident_bytes(traced: StepTrace) -> int:
     return sum(storage.bytes for storage in traced.storages if storage.resident)
 
 
-def _infeasible(budget_bytes: int, smallest_bytes: int) -> InfeasibleBudgetError:
+def _infeasible(budget_bytes: int, smallest_bytes: int, why: str = "") -> InfeasibleBudgetError:
     message = (
         f"no plan fits a peak of {format_bytes(budget_bytes)} ({budget_bytes} bytes): the smallest budget that would fit is "
-        f"{format_bytes(smallest_bytes)} ({smallest_bytes} bytes)"
+        f"{format_bytes(smallest_bytes)} ({smallest_bytes} bytes){why}"
     )
     return InfeasibleBudgetError(message, budget_bytes=budget_bytes, smallest_bytes=smallest_bytes)
+
+
+def _said_of_shapes(traced_bytes: int, measured_bytes: int) -> str:
+    """What to add to an error where the plain step was not what was traced."""
+    if abs(measured_bytes - traced_bytes) <= _ALIKE * traced_bytes:
+        return ""
+    return (
+        f". The step without a plan had a peak of {format_bytes(traced_bytes)} when it was traced and of {format_bytes(measured_bytes)} "
+        "the next time: its shapes seem to change from step to step. A plan is for one shape: give fit a step that always takes the "
+        "largest batch, or several plans, each for its own"
+    )
 
 
 def _refuse_nothing_to_replay(trace: StepTrace) -> None:

@@ -27,7 +27,8 @@ def solve(
     """Find the fastest plan that keeps every moment of the step within a budget, or the leanest that is fast enough.
 
     Decisions are over regions (any module call, and any run of calls one right after the other, replayed as one) and over
-    the calls in them whose results are kept. A larger budget never gives a slower plan, as long as time does not run out.
+    the calls in them whose results are kept. A larger budget never gives a slower plan (by more than a part of ten thousand of what replays
+    add, the precision of the search in large models), as long as time does not run out.
 
     Args:
         trace: of the un-checkpointed step.
