@@ -26,7 +26,7 @@ from lowtide.errors import (
     TraceError,
     VerificationError,
 )
-from lowtide.plan import Frontier, KeptCall, Plan, PlannedRegion, Simulation, frontier, simulate, solve
+from lowtide.plan import Frontier, KeptCall, Plan, PlannedRegion, Simulation, frontier, simulate, solve, trace_at
 from lowtide.records import CallSite, Decision, StepTrace
 from lowtide.units import Budget
 from lowtide.workload import Workload
@@ -106,6 +106,7 @@ __all__ = [
     "solve",
     "torch_compat",
     "trace",
+    "trace_at",
     "verify",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lowtide.plan._frontier import Frontier, frontier
+from lowtide.plan._scaling import trace_at
 from lowtide.plan._simulate import Moment, Simulation, Timeline, simulate
 from lowtide.plan._solution import KeptCall, Plan, PlannedRegion
 from lowtide.plan._solve import replayable_regions, smallest_budget, solve
@@ -20,4 +21,5 @@ __all__ = [
     "simulate",
     "smallest_budget",
     "solve",
+    "trace_at",
 ]
