@@ -9,7 +9,7 @@ import pytest
 
 from lowtide.errors import PlanError
 from lowtide.explain import explain_plan
-from lowtide.plan import PlannedRegion, simulate, smallest_budget, solve
+from lowtide.plan import Plan, PlannedRegion, simulate, smallest_budget, solve
 
 from ._oracle import all_kept
 from ._traces import block_chain, random_trace
@@ -62,3 +62,14 @@ def test_a_plan_without_regions_has_nothing_to_explain() -> None:
     trace = block_chain(4)
     found = explain_plan(trace, solve(trace, 10**12))
     assert (found.regions, found.next) == ((), None)
+
+
+def test_a_region_with_regions_inside_is_explained_as_a_whole() -> None:
+    trace = block_chain(6)
+    inner = (PlannedRegion(("b0", "b1"), inside=(PlannedRegion(("b0",)),)), PlannedRegion(("b2",)))
+    plan = Plan((PlannedRegion(("b0", "b1", "b2", "b3"), inside=inner), PlannedRegion(("b4",))), "f", 0, 0, 0.0, 0.0, "by hand")
+    found = explain_plan(trace, plan)
+    assert [choice.inside for choice in found.regions] == [3, 0]
+    assert "3 regions inside" in found.regions[0].why
+    assert found.peak_bytes == simulate(trace, plan).peak_bytes
+    assert found.regions[0].frees_bytes == simulate(trace, plan.regions[1:]).peak_bytes - found.peak_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -97,6 +98,46 @@ def test_duplicates_replay_as_well(duplicate) -> None:
     other = Subject(duplicate(subject.model))
     assert all(map(torch.equal, other.gradients(), plain))
     assert all(map(torch.equal, subject.gradients(), plain))
+
+
+def twice(subject: Subject) -> list[torch.Tensor]:
+    """Two backwards over one graph."""
+    loss = subject.model(subject.x).square().sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return [parameter.grad.clone() for parameter in subject.model.parameters()]
+
+
+def of_gradients(subject: Subject) -> list[torch.Tensor]:
+    """Through a gradient of the input."""
+    x = subject.x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(subject.model(x).square().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    return [parameter.grad.clone() for parameter in subject.model.parameters()]
+
+
+def compiled(subject: Subject) -> list[torch.Tensor]:
+    torch.compile(subject.model, backend="aot_eager")(subject.x).square().sum().backward()
+    return [parameter.grad.clone() for parameter in subject.model.parameters()]
+
+
+@pytest.mark.parametrize("way", [twice, of_gradients, compiled])
+def test_other_ways_to_go_backward(way: Callable[[Subject], list[torch.Tensor]]) -> None:
+    subject = Subject()
+    for module in subject.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    subject.step()
+    handle = lowtide.apply(subject.model, planned(lowtide.trace(subject.model, subject.step), PLANS["three levels"]))
+    found = []
+    for _ in range(2):
+        subject.model.zero_grad()
+        found.append(way(subject))
+    subject.model.zero_grad()
+    with handle.disabled():
+        plain = way(subject)
+    assert all(map(torch.equal, found[0], plain))
+    assert all(map(torch.equal, found[1], plain))
 
 
 def test_every_level_saves_memory_and_takes_time() -> None:

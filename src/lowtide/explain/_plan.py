@@ -46,6 +46,7 @@ class RegionChoice:
         seconds: that its replay takes, the engine's time included.
         kept_saves_s: by how much longer it would take if it kept nothing.
         next: what the next bytes would buy here; ``None`` where nothing is to be had.
+        inside: how many regions are inside it, at all levels.
     """
 
     paths: tuple[str, ...]
@@ -54,10 +55,13 @@ class RegionChoice:
     seconds: float
     kept_saves_s: float
     next: Upgrade | None
+    inside: int = 0
 
     @property
     def why(self) -> str:
         """In words."""
+        if self.inside:
+            return f"its replay makes the inputs of {self.inside} regions inside, each of which is replayed in turn"
         if not self.frees_bytes:
             return "frees nothing at the peak by itself: others rise to it without this one"
         return "keeps what is dear, replays the rest" if self.kept else "all of it is cheap for what it frees"
@@ -113,10 +117,17 @@ def _choice(index: TraceIndex, plan: Plan, region: PlannedRegion, after: Simulat
         seconds=after.added_s - without.added_s,
         kept_saves_s=bare.added_s - after.added_s,
         next=_best(upgrades),
+        inside=_inside(region),
     )
 
 
+def _inside(region: PlannedRegion) -> int:
+    return sum(1 + _inside(inner) for inner in region.inside)
+
+
 def _keeping_more(index: TraceIndex, region: PlannedRegion) -> Iterator[tuple[KeptCall, PlannedRegion]]:
+    if region.inside:
+        return  # a region has regions inside or kept calls
     for call in keepable(index, region.paths):
         if call not in region.kept:
             yield call, replace(region, kept=tuple(sorted((*region.kept, call))))
