@@ -180,3 +180,18 @@ def test_a_module_that_is_called_twice_is_no_stage() -> None:
     w.op()
     with pytest.raises(InvalidInputError, match="'a' is called 2 times"):
         solve(w.trace(), 1, solver=binomial.NAME)
+
+
+def test_the_chain_is_the_blocks_and_not_the_two_halves_around_them() -> None:
+    trace = block_chain(6, inner=2)
+    stop = len(trace.calls)
+    halves = [trace.calls[0], trace.calls[3]]
+    around = [dataclasses.replace(c, path=f"half{i}", type="Half", end=trace.calls[i * 3 + 2].end) for i, c in enumerate(halves)]
+    around = [dataclasses.replace(c, outputs=trace.calls[i * 3 + 2].outputs) for i, c in enumerate(around)]
+    place = {old: old + 1 + old // 3 for old in range(stop)}
+    inner = [dataclasses.replace(c, path=f"half{i // 3}.{c.path}", parent=4 * (i // 3)) for i, c in enumerate(trace.calls)]
+    calls = (around[0], *inner[:3], around[1], *inner[3:])
+    ops = tuple(dataclasses.replace(op, call=None if op.call is None else place[op.call]) for op in trace.ops)
+    saved = tuple(dataclasses.replace(s, call=None if s.call is None else place[s.call]) for s in trace.saved)
+    nested = dataclasses.replace(trace, calls=calls, ops=ops, saved=saved)
+    assert chain_of(TraceIndex(nested), "test").paths == tuple(c.path for c in inner)

@@ -18,6 +18,8 @@ from lowtide.plan._solution import PlannedRegion
 from lowtide.plan.solvers._blocks import families
 
 _FEWEST = 2
+_ABOUT = 0.8
+_MOST_SIBLINGS = 20
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Chain:
 
 
 def chain_of(index: TraceIndex, solver: str) -> Chain:
-    """The chain of a step: of the sequences of modules that are one, the model's blocks if they are, else the one that saves the most.
+    """The chain of a step: of those whose stages save about as much as those of any, the one of the most stages.
 
     Args:
         index: of the trace.
@@ -65,22 +67,27 @@ def chain_of(index: TraceIndex, solver: str) -> Chain:
     Raises:
         InvalidInputError: the step has none.
     """
-    wrong = ""
-    for paths in _sequences(index):
-        found = _read(index, paths)
-        if isinstance(found, Chain):
-            return found
-        wrong = wrong or found
+    read = [_read(index, paths) for paths in _sequences(index)]
+    found = [(chain, _saved_bytes(index, chain)) for chain in read if isinstance(chain, Chain)]
+    if found:
+        most = max(size for _, size in found)
+        return max((chain for chain, size in found if size >= _ABOUT * most), key=lambda chain: len(chain.paths))
+    wrong = next((why for why in read if isinstance(why, str)), "The traced step calls no modules one after the other")
     raise InvalidInputError(
         f"the solver {solver!r} plans chains: {_FEWEST} modules or more, each called once, one right after the other, each on what the "
-        f"one before it made. {wrong or 'The traced step calls no modules one after the other'}; choose another solver, or auto"
+        f"one before it made. {wrong}; choose another solver, or auto"
     )
 
 
 def _sequences(index: TraceIndex) -> Iterator[list[str]]:
+    """Modules of one class, and modules called in the same one; of those, the longest."""
     yield from families(index)
     siblings = [[index.trace.calls[call].path for call in calls] for calls in index.children.values() if len(calls) >= _FEWEST]
-    yield from sorted(siblings, key=len, reverse=True)
+    yield from sorted(siblings, key=len, reverse=True)[:_MOST_SIBLINGS]
+
+
+def _saved_bytes(index: TraceIndex, chain: Chain) -> int:
+    return bytes_of(index, index.slot_storage[np.concatenate([index.slots_of_call(call) for call in chain.calls])])
 
 
 def _read(index: TraceIndex, paths: list[str]) -> Chain | str:
