@@ -9,11 +9,14 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 import lowtide
+from lowtide import _torch_private as private
 from lowtide import policy as p
 from lowtide.engine import checkpoint, kept_sites
+from lowtide.errors import InvalidInputError
 
 from .conftest import Choose, assert_same, costly, costly_calls, snapshot
 
+pytestmark = pytest.mark.skipif(private.function_apply is None, reason="from 2.14 on PyTorch tells nobody of such calls")
 RAN = bytearray(1)
 """No list: a replay would see that, and put it back."""
 
@@ -269,3 +272,9 @@ def test_a_function_that_is_one_op_is_asked_about_once():
     asked = Choose(lambda site: False)
     steps(checkpoint(lambda x: torch.exp(torch.tanh(Product.apply(torch.sin(x)))), policy=asked), 1)
     assert [site.function_name.rpartition(".")[2] for site in asked.asked] == ["sin", "Product", "tanh", "exp"]
+
+
+def test_where_pytorch_tells_nobody_of_such_calls_that_is_said(monkeypatch):
+    monkeypatch.setattr(private, "function_apply", None)
+    with pytest.raises(InvalidInputError, match="Classic cannot be kept"):
+        p.op(Classic)

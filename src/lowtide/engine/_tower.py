@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from lowtide import _torch_compiler as torch_compiler
+from lowtide import _torch_private as private
 from lowtide._torch_private import BareDispatchMode
 from lowtide.engine._sources import is_library
 
@@ -122,7 +123,7 @@ class Tower(threading.local):
             viewer.see_nothing_of_python()
 
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_APPLY = private.function_apply
 """What runs at every call of an autograd Function, of which PyTorch tells no mode."""
 _OUTPUT = frozenset({"print", "write", "writelines"})
 
