@@ -23,11 +23,13 @@ from lowtide.engine._guards._outside import read
 from lowtide.engine._guards._random import Random, moved, take_random
 from lowtide.engine._guards._running import heard_by
 from lowtide.engine._kept._keeping import holding_for, run_holding
+from lowtide.engine._kept._learned import COLLECTIVES
 from lowtide.engine._kept._sites import Sites
 from lowtide.engine._learning import Before
 from lowtide.engine._meeting import Meeting
 from lowtide.engine._profile import Script
 from lowtide.engine._replay import tell_once
+from lowtide.engine._slot import gone
 from lowtide.engine._sources import calling_frame, is_importing, is_library, user_line
 from lowtide.engine._state import has_state
 from lowtide.engine._tower import is_blind, tower
@@ -170,7 +172,12 @@ class Audit:
         self._watcher.settle()
         profile.outside.prune()
         script.plain = [0 if ref is None else 1 for ref in frame.slots[call.first :]]
-        script.others = {place for place, kind in enumerate(script.plain) if kind}
+        for place in self._watcher.sent:
+            ref = frame.slots[call.first + place]
+            slot = None if ref is None else ref()
+            if slot is not None:
+                script.plain[place], slot.ref = 2, gone
+        script.others = {place for place, kind in enumerate(script.plain) if kind == 1}
         script.settle()
         watched = bool(profile.scripts)
         key = frame.key_of(call)
@@ -201,12 +208,15 @@ class _Watcher:
         before: told of what is about to be written.
         random: an op drew from a generator of torch.
         attention: attention ops were seen.
+        sent: places whose memory was given to a collective, or made by one: the thread that sends it lets go of it some time, sooner on one
+            process than on another. All have to replay alike, so nobody may count on such a tensor to be there.
     """
 
     def __init__(self, frame: Frame, call: Call, script: Script, sites: Sites | None) -> None:
         self.before: Before | None = None
         self.random = False
         self.attention = False
+        self._sends = False
         self._frame = frame
         self._script = script
         self._sites = sites
@@ -217,6 +227,8 @@ class _Watcher:
         self._sizes: list[int] = []
         self._drawing: Random | None = None
         self._pending: list[tuple[int, int]] = []
+        self._sent: set[int] = set()
+        self.sent: set[int] = set()
 
     def pack_hook(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
         """The frame's pack hook, with notes taken."""
@@ -229,6 +241,8 @@ class _Watcher:
                 if hashes is not None:
                     hashes[len(frame.slots)] = hash_of(tensor)
                 self._pending.append((len(script.ops), private.storage_key(tensor)))
+                if self._sent and private.storage_key(tensor) in self._sent:
+                    self.sent.add(len(script.ops))
                 script.ops.append(self._last)
                 caller = calling_frame(sys._getframe(1))
                 frame.sites.append(id(caller.f_code) + caller.f_lasti)
@@ -253,6 +267,9 @@ class _Watcher:
         self._drawing = take_random() if torch.Tag.nondeterministic_seeded in func.tags else None
         self._sizes = [tensor.numel() for tensor in _tensors((args, list(kwargs.values())))]
         self.attention = self.attention or "attention" in self._last
+        self._sends = func.namespace in COLLECTIVES
+        if self._sends:
+            self._sent |= given
         written = _written(func, args, kwargs)
         if self._sites is not None:
             self._sites.see_op(func, written)
@@ -270,6 +287,8 @@ class _Watcher:
         tensors = _tensors(result)
         made = {private.storage_key(tensor) for tensor in tensors} - self._given
         self._born.update(made)
+        if self._sends:
+            self._sent |= made
         self._script.work.append(_work([*self._sizes, *(tensor.numel() for tensor in tensors)]))
         if self._drawing is not None:
             # Attention says that it is random even where nothing is dropped. Generators of other devices may not show that they moved.
@@ -294,7 +313,7 @@ def _work(sizes: list[int]) -> float:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """Tensors that an op writes to. Batch norm does not say that it updates its running statistics."""
+    """Tensors that an op writes to. Batch norm does not say that it updates its statistics, nor do collectives of what they fill."""
     schema = func._schema
     found: list[torch.Tensor] = []
     if schema.is_mutable:
@@ -303,6 +322,8 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
                 found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
     if "batch_norm" in schema.name and "backward" not in schema.name:
         found += _tensors(args[3:5])
+    if func.namespace == "c10d":
+        found += _tensors((args, list(kwargs.values())))
     return found
 
 

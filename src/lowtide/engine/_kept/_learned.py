@@ -49,7 +49,7 @@ class Traits(NamedTuple):
     never_draws: bool
 
 
-_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor"})
+COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor"})
 _NEVER_DRAW = frozenset(
     {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d", "layer_norm", "rms_norm", "group_norm"}
     | {"batch_norm", "gelu", "silu", "relu", "tanh", "sigmoid", "softmax", "log_softmax", "cross_entropy", "topk", "add", "mul", "cat"}
@@ -67,7 +67,7 @@ def traits_of(function: Any) -> Traits:
         return Traits(False, False, False)
     name = getattr(function, "__name__", "")
     space = getattr(function, "namespace", None) or str(getattr(function, "_qualified_op_name", "")).partition("::")[0]
-    return Traits("batch_norm" in name, space in _COLLECTIVES, name in _NEVER_DRAW)
+    return Traits("batch_norm" in name, space in COLLECTIVES, name in _NEVER_DRAW)
 
 
 @dataclass(frozen=True, slots=True)
