@@ -91,19 +91,24 @@ def fit(
         Exception: whatever the step raises; in the other processes that is a ``StepError`` that tells of it.
     """
     together = Together(stage, timeout_s)
-    wanted = _wanted(budget, max_slowdown)
-    check_solver(solver)
-    refuse_installed(model.named_modules())
-    start = TrainingState(model, step)
-    caches = switch_caches_off(model, model.modules())  # the plain step must be the one that the plan is for, bit for bit
-    try:
-        fitting = _Fitting(model, step, progress or _silent, time_limit_s, together, solver)
-        with torch_compiler.compiled_often():
-            return together.run(lambda: fitting.run(wanted, rounds, start))
-    finally:
-        for cache in caches:
-            cache.remove()
-        start.restore()
+
+    def fitted() -> FitResult:
+        wanted = _wanted(budget, max_slowdown)
+        check_solver(solver)
+        refuse_installed(model.named_modules())
+        together.refuse_different({"rounds": rounds, "solver": solver, "a budget": budget is not None})
+        start = TrainingState(model, step)
+        caches = switch_caches_off(model, model.modules())  # the plain step must be the one that the plan is for, bit for bit
+        try:
+            fitting = _Fitting(model, step, progress or _silent, time_limit_s, together, solver)
+            with torch_compiler.compiled_often():
+                return fitting.run(wanted, rounds, start)
+        finally:
+            for cache in caches:
+                cache.remove()
+            start.restore()
+
+    return together.run(fitted)
 
 
 def _wanted(budget: str | int | Budget | None, max_slowdown: str | float | None) -> Budget | float:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from lowtide.distributed import measure_gather
-from lowtide.errors import StepError
+from lowtide.errors import InvalidInputError, StepError
 from lowtide.records import StepTrace
 from lowtide.verify import Ranks
 
@@ -79,6 +79,23 @@ class Together:
         found = self._ranks.gather(_Said(self._stage, value))
         self._raise_if_failed(found)
         return [(said.stage, said.value) for said in found]
+
+    def refuse_different(self, options: dict[str, object]) -> None:
+        """Processes that are asked for different things would wait for each other in vain.
+
+        Raises:
+            InvalidInputError: they were; it says what.
+            StepError: one of them failed.
+        """
+        asked = [found for _, found in self.gather(options)]
+        for rank, found in enumerate(asked):
+            name = next((name for name in options if found[name] != asked[0][name]), None)
+            if name is not None:
+                self._told = True  # all of them find it
+                raise InvalidInputError(
+                    "all processes have to be asked for the same fit: "
+                    f"rank 0 was given {name}={asked[0][name]!r}, rank {rank} {name}={found[name]!r}"
+                )
 
     def of_stage(self, value: T) -> list[T]:
         """The answers of the processes with the same plan, by rank."""

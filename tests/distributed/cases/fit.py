@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lowtide
 from lowtide.distributed import on_ranks
-from lowtide.errors import InfeasibleBudgetError, StepError
+from lowtide.errors import BudgetError, InfeasibleBudgetError, InvalidInputError, StepError
 from lowtide.plan import PlannedRegion
 from lowtide.records import Category
 from lowtide.trace import record_step
@@ -149,7 +149,7 @@ def case_stages_have_plans_of_their_own():
 def _error_of(model, step, budget, **options):
     """What ``fit`` raises; it leaves no region behind."""
     try:
-        lowtide.fit(model, step, budget, rounds=1, **options)
+        lowtide.fit(model, step, budget, **{"rounds": 1, **options})
     except Exception as error:
         raised = error
     else:
@@ -169,6 +169,18 @@ def case_models_that_differ():
     x = torch.randn(64, 8)
     error = _error_of(model, lambda: torch.tanh(model(x)).sum().backward(), "90%")
     assert "models of different structure" in str(error), error
+
+
+def case_a_budget_that_one_cannot_read():
+    error = _error_of(*_made(16), "80 percent" if dist.get_rank() else "80%", timeout_s=NEVER_S)
+    assert type(error) is (BudgetError if dist.get_rank() else StepError), error
+    assert "cannot read the budget '80 percent'" in str(error), error
+
+
+def case_options_that_differ():
+    error = _error_of(*_made(16), "80%", rounds=1 + dist.get_rank(), timeout_s=NEVER_S)
+    assert type(error) is InvalidInputError, error
+    assert "rank 0 was given rounds=1, rank 1 rounds=2" in str(error), error
 
 
 def _fails_on_one(model, step, calls, timeout_s):
