@@ -92,6 +92,8 @@ def main():
                 found[f"{mode} {command[0]}"] = [run.exit_code, run.stdout]
     everyone = [None, None]
     dist.all_gather_object(everyone, found)
+    dist.barrier()
+    dist.destroy_process_group()  # a process that ends with a thread of gloo's still at work is aborted
     if RANK == 0:
         print(json.dumps(everyone))
 
