@@ -139,15 +139,15 @@ def timeline(trace: StepTrace, regions: list[PlannedRegion]) -> list[tuple[str, 
 
 
 def added_s(trace: StepTrace, regions: list[PlannedRegion]) -> float:
-    """Time of the ops that run again, and of the engine: for each call of a region, what it drops, what it keeps."""
+    """Time of the ops that run again, and of the engine: for each call of a region, its members, what it drops, what it keeps."""
     total = 0.0
     for region in regions:
         for group in groups(trace, region.paths):
             found = occurrence(trace, group, region.kept)
             functions = sum(inside(trace, f.call, set(group)) for f in trace.functions) if region.kept else 0
             total += sum(trace.ops[r].seconds for r in found["ops"])
-            total += ENGINE.region_s + ENGINE.slot_s * len(found["dropped"]) + ENGINE.function_s * functions
-            total += ENGINE.kept_s * len(region.kept)
+            total += ENGINE.region_s + ENGINE.member_s * (len(group) - 1) + ENGINE.slot_s * len(found["dropped"])
+            total += ENGINE.function_s * functions + ENGINE.kept_s * len(region.kept)
     return total
 
 

@@ -1,7 +1,8 @@
 """What the engine itself takes for a region, beside the ops that run again.
 
-Without it, a plan of many tiny regions looks better than it is. The figures are rough ones of one core of a common server, in
-the order of what ``benchmarks/engine_overhead.py`` prints there; ``fit`` corrects them for the machine that it runs on.
+Without it, a plan of many tiny regions looks better than it is. The figures are rough ones of one core of a common server, in the midst of
+a step of a transformer: the kernels in between leave little of the engine in the processor's caches, so that a call takes several times
+what it does in ``benchmarks/engine_overhead.py``. ``fit`` corrects them for the machine that it runs on.
 """
 
 from __future__ import annotations
@@ -19,24 +20,27 @@ class Overhead:
 
     Attributes:
         region_s: for each call of a region.
+        member_s: for each further module, where a region is a run of several.
         slot_s: for each saved tensor that it drops.
         function_s: for each call of a function in a region that keeps some.
         kept_s: for each call whose results it keeps.
     """
 
-    region_s: float = 60e-6
-    slot_s: float = 10e-6
-    function_s: float = 1.5e-6
-    kept_s: float = 40e-6
+    region_s: float = 150e-6
+    member_s: float = 250e-6
+    slot_s: float = 40e-6
+    function_s: float = 5e-6
+    kept_s: float = 300e-6
 
     def of(self, replay: Replay) -> float:
         """Of one call of a region and its replay."""
         functions = sum(len(replay.index.functions_in(call)) for call in replay.calls) if replay.kept else 0
-        return self.region_s + self.slot_s * len(replay.dropped) + self.function_s * functions + self.kept_s * len(replay.kept)
+        members = self.member_s * (len(replay.calls) - 1)
+        return self.region_s + members + self.slot_s * len(replay.dropped) + self.function_s * functions + self.kept_s * len(replay.kept)
 
     def times(self, factor: float) -> Overhead:
         """The same on a machine that is so much slower."""
-        return Overhead(*(factor * s for s in (self.region_s, self.slot_s, self.function_s, self.kept_s)))
+        return Overhead(*(factor * s for s in (self.region_s, self.member_s, self.slot_s, self.function_s, self.kept_s)))
 
 
 ENGINE = Overhead()
