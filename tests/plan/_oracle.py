@@ -139,7 +139,7 @@ def timeline(trace: StepTrace, regions: list[PlannedRegion]) -> list[tuple[str, 
 
 
 def added_s(trace: StepTrace, regions: list[PlannedRegion]) -> float:
-    """Time of the ops that run again, and of the engine: for each call of a region, its members, what it drops, what it keeps."""
+    """Time of the ops that run again, and of the engine: for each call of a region, its members, ops, what it drops, what it keeps."""
     total = 0.0
     for region in regions:
         for group in groups(trace, region.paths):
@@ -147,6 +147,7 @@ def added_s(trace: StepTrace, regions: list[PlannedRegion]) -> float:
             functions = sum(inside(trace, f.call, set(group)) for f in trace.functions) if region.kept else 0
             total += sum(trace.ops[r].seconds for r in found["ops"])
             total += ENGINE.region_s + ENGINE.member_s * (len(group) - 1) + ENGINE.slot_s * len(found["dropped"])
+            total += ENGINE.op_s * len(found["ops"])
             total += ENGINE.function_s * functions + ENGINE.kept_s * len(region.kept)
     return total
 

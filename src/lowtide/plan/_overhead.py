@@ -20,6 +20,7 @@ class Overhead:
 
     Attributes:
         region_s: for each call of a region.
+        op_s: for each op that runs again: the user's Python code around it, and what PyTorch does before the kernel runs.
         member_s: for each further module, where a region is a run of several.
         slot_s: for each saved tensor that it drops.
         function_s: for each call of a function in a region that keeps some.
@@ -27,20 +28,21 @@ class Overhead:
     """
 
     region_s: float = 150e-6
+    op_s: float = 10e-6
     member_s: float = 250e-6
-    slot_s: float = 40e-6
-    function_s: float = 5e-6
+    slot_s: float = 30e-6
+    function_s: float = 10e-6
     kept_s: float = 300e-6
 
     def of(self, replay: Replay) -> float:
         """Of one call of a region and its replay."""
         functions = sum(len(replay.index.functions_in(call)) for call in replay.calls) if replay.kept else 0
-        members = self.member_s * (len(replay.calls) - 1)
-        return self.region_s + members + self.slot_s * len(replay.dropped) + self.function_s * functions + self.kept_s * len(replay.kept)
+        each = self.region_s + self.member_s * (len(replay.calls) - 1) + self.op_s * len(replay.ops) + self.slot_s * len(replay.dropped)
+        return each + self.function_s * functions + self.kept_s * len(replay.kept)
 
     def times(self, factor: float) -> Overhead:
         """The same on a machine that is so much slower."""
-        return Overhead(*(factor * s for s in (self.region_s, self.member_s, self.slot_s, self.function_s, self.kept_s)))
+        return Overhead(*(factor * s for s in (self.region_s, self.op_s, self.member_s, self.slot_s, self.function_s, self.kept_s)))
 
 
 ENGINE = Overhead()
