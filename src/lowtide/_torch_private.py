@@ -20,6 +20,7 @@ from torch._subclasses import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -55,11 +56,24 @@ push_hooks: Callable[[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tenso
 )
 pop_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 hooks_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
+# Why hooks are forbidden, if they are; to forbid them, with or without an error where some are in force already; to allow them.
+hooks_forbidden_by: Callable[[], str | None] = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
+forbid_hooks: Callable[[str, bool], None] = torch._C._autograd._saved_tensors_hooks_disable
+allow_hooks: Callable[[], None] = torch._C._autograd._saved_tensors_hooks_enable
 # The pack and unpack hook that are in force, if any. Calls of kept results ask each time, so it is no function of Python.
 top_hooks: Callable[[], tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None] = functools.partial(
     torch._C._autograd._top_saved_tensors_default_hooks, False
 )
+is_zero_tensor: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
+"""Whether it stands for zeros, as forward-mode derivatives make them: its memory holds anything."""
 functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
+def dual_level() -> int:
+    """How many levels of forward-mode derivatives are open, less one."""
+    return forward_ad._current_level
+
+
 tracing_jit: Callable[[], Any] = torch._C._get_tracing_state
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 # What the engine itself looks at is no business of the user's modes.

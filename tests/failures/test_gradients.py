@@ -233,7 +233,7 @@ def test_a_region_works_after_it_was_differentiated_by_torch_func(compare):
     compare(scenario)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore:region .* runs under", "ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_forward_mode_derivatives(compare):
     import torch.autograd.forward_ad as forward_ad
 

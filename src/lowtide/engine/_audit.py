@@ -33,6 +33,7 @@ from lowtide.engine._slot import gone
 from lowtide.engine._sources import calling_frame, is_importing, is_library, user_line
 from lowtide.engine._state import has_state
 from lowtide.engine._tower import is_blind, tower
+from lowtide.engine._transforms import transforms_allowed, transforms_met
 from lowtide.engine._tree import mutable_types
 from lowtide.engine._unpack import unpack
 from lowtide.engine._values import hash_of, meta_of
@@ -76,7 +77,10 @@ class Audit:
         self._watcher.before = self._meeting.before = before
         if frame.hashes is None:
             frame.hashes = {}
-        result = self._run_watched(target, args, kwargs)
+        transforms = transforms_met()
+        with transforms_allowed():
+            result = self._run_watched(target, args, kwargs)
+        call.profile.transforms = call.profile.transforms or transforms_met() > transforms
         with tower.silence():
             self._note_named()
             before.learn(self._random_code)

@@ -105,6 +105,7 @@ class Profile:
         python_random, numpy_random: it draws from the global generator.
         torch_random: it draws from a generator of torch.
         differentiates: it goes backward through parts of itself.
+        transforms: function transforms run inside it, see ``_transforms``.
         unsteady: a replay made other values than its forward, and would again: every call is compared from then on.
         strangers: calls that went a way which no watched call had gone.
         outside: what its code reads from elsewhere.
@@ -131,6 +132,7 @@ class Profile:
     strangers: int = 0
     outside: Outside = field(default_factory=Outside)
     meets: bool = False
+    transforms: bool = False
     watch: Watch | None = None
     steady: Steady | None = None
     kept: dict[int, dict[Any, Learned]] = field(default_factory=dict)

@@ -31,6 +31,7 @@ from lowtide.engine._profile import Profile
 from lowtide.engine._replay import unpack_in_replay
 from lowtide.engine._steady import NEWS, steady_of
 from lowtide.engine._thread import is_replaying, state
+from lowtide.engine._transforms import transforms_allowed_in
 from lowtide.engine._tree import ATOMS
 from lowtide.engine._unpack import unpack
 from lowtide.engine._values import hash_of
@@ -81,7 +82,7 @@ class Region:
         """
         if self._idle is not False and not kwargs and _needs_no_gradients(self._idle, args) and private.top_hooks() is None:
             return target(*args)  # a region around it was handed its inputs in forward, and has to be in the replay
-        if not private.hooks_allowed() or private.functorch_active():
+        if not hooks_work():
             return self._run_plain(target, args, kwargs)
         if state.depth:
             if not state.keeps:
@@ -185,7 +186,10 @@ class Region:
             hook = pack if call.fixed else frame.note_sites(pack)
         private.push_hooks(hook, unpack)
         try:
-            with heard_by(Meeting(call)) if call.profile.meets and not is_replaying() else _NOBODY:
+            with (
+                heard_by(Meeting(call)) if call.profile.meets and not is_replaying() else _NOBODY,
+                transforms_allowed_in(call),
+            ):
                 return target(*args, **kwargs) if holding is None else run_holding(holding, target, args, kwargs)
         finally:
             private.pop_hooks()
@@ -207,10 +211,13 @@ class Region:
         return pack_and_hash
 
     def _run_plain(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Function transforms forbid hooks: gradients are right, no memory is saved."""
+        """Under function transforms and forward-mode derivatives: gradients are right, no memory is saved."""
         if not self._told:
             self._told = True
-            warnings.warn(f"region {self.name!r} runs under a function transform (torch.func), where no memory can be saved", stacklevel=4)
+            warnings.warn(
+                f"region {self.name!r} runs under a function transform (torch.func) or in forward mode, where no memory can be saved",
+                stacklevel=4,
+            )
         return target(*args, **kwargs)
 
 
@@ -264,8 +271,8 @@ def _needs_no_gradients(watched: Watch | bool, args: tuple[Any, ...]) -> bool:
 
 
 def hooks_work() -> bool:
-    """Whether saved-tensor hooks can be used here: function transforms forbid them."""
-    return private.hooks_allowed() and not private.functorch_active()
+    """Whether what autograd saves here can be dropped and made again: function transforms forbid it, and tangents would be gone by then."""
+    return private.hooks_allowed() and not private.functorch_active() and private.dual_level() <= state.level
 
 
 def _is_news(call: Call) -> bool:

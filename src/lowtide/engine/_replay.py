@@ -22,6 +22,7 @@ from lowtide.engine._guards._modules import thaw
 from lowtide.engine._observers import OBSERVERS, tell_replayed
 from lowtide.engine._slot import Slot, gone
 from lowtide.engine._thread import Mismatch, StopReplay, state
+from lowtide.engine._transforms import transforms_allowed_in
 from lowtide.engine._tree import tensors_in
 from lowtide.engine._values import hash_of, meta_of, same_hash
 from lowtide.errors import InputChangedError
@@ -51,6 +52,7 @@ def replay(frame: Frame, wanted: Slot) -> None:
         frame.region.listener.replayed()
     started = time.perf_counter()
     state.depth += 1
+    level, state.level = state.level, private.dual_level()
     try:
         if not frame.calls[0].replay(frame, wanted):
             _replay_all(frame, wanted)
@@ -67,6 +69,7 @@ def replay(frame: Frame, wanted: Slot) -> None:
         raise explain_mismatch(frame, mismatch) from None
     finally:
         state.depth -= 1
+        state.level = level
         spent = time.perf_counter() - started
         frame.region.replay_s += spent
         if OBSERVERS:
@@ -193,7 +196,8 @@ def run_calls(frame: Frame, recorder: Recorder) -> None:
     around = state.keeps, state.finder, state.since
     state.keeps, state.finder, state.since = frame.running or recorder.keeps, None, frame.since
     try:
-        _call_members(frame, recorder, pack, results)
+        with transforms_allowed_in(*frame.calls):
+            _call_members(frame, recorder, pack, results)
     finally:
         state.keeps, state.finder, state.since = around
     if recorder.mismatch is not None:

@@ -337,7 +337,7 @@ def steady_of(frame: Frame, call: Call) -> Steady | None:
     options, profile, script = frame.region.options, call.profile, call.script
     if script is None or not script.plain or script.late or is_replaying() or len(frame.calls) != 1 or frame.broken:
         return None
-    if options.check_values or profile.unsteady or profile.meets:
+    if options.check_values or profile.unsteady or profile.meets or profile.transforms:
         return None
     course = None if options.policy is None else course_of(frame, call, options.policy)
     if course is None and options.policy is not None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lowtide import _torch_private as private
+
 if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
 
@@ -38,6 +40,7 @@ class _Thread(threading.local):
         keeps: what the innermost saves may be asked for while it runs: it goes backward through parts of itself.
         finder: finds the kept calls of the region that runs, where there are any.
         saved: the memory of what backward is given is noted here, where that is to be known.
+        level: in a replay, the level of forward-mode derivatives that backward is in: it is none of the forward's.
         since: the time at which the outermost region that runs was entered, on the clock of what is learned; -1 outside of one.
         joined: in a replay, frames of regions inside it that wait for their next member, by what the members share. Nobody goes
             backward through those, so that nothing else holds them.
@@ -48,6 +51,7 @@ class _Thread(threading.local):
     finder: Any = None
     saved: set[int] | None = None
     since = -1
+    level = -1
 
     def __init__(self) -> None:
         self.joined: dict[int, Frame] = {}
@@ -59,13 +63,13 @@ state = _Thread()
 @contextmanager
 def in_replay(*, keeps: bool) -> Iterator[None]:
     """What runs in here is a replay; ``keeps`` as in ``state``."""
-    around, state.keeps = state.keeps, keeps
+    around, level, state.keeps, state.level = state.keeps, state.level, keeps, private.dual_level()
     state.depth += 1
     try:
         yield
     finally:
         state.depth -= 1
-        state.keeps = around
+        state.keeps, state.level = around, level
 
 
 def is_replaying() -> bool:

@@ -32,6 +32,8 @@ def _hash_of_parts(tensor: Any) -> list[Any] | None:
 def _hash(tensor: torch.Tensor) -> Any:
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type == "meta":
         return None
+    if private.is_zero_tensor(tensor):
+        return None
     flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     if tensor.device.type == "cpu":
         return _hash_of_memory(flat.data_ptr(), flat.numel())

@@ -32,6 +32,7 @@ from lowtide.engine._profile import profile_of
 from lowtide.engine._region import Region, hooks_work
 from lowtide.engine._region import _is_news as is_news
 from lowtide.engine._thread import in_replay
+from lowtide.engine._transforms import transforms_allowed_in
 from lowtide.engine._unpack import unpack
 from lowtide.torch_compat import _messages, _settings
 from lowtide.torch_compat._closure import Captured
@@ -96,7 +97,7 @@ class _Again:
             self._call.random = take_random()
         start = time.perf_counter()
         try:
-            with in_replay(keeps=True):
+            with in_replay(keeps=True), transforms_allowed_in(self._call):
                 self._call.run(frame.region.name, _in_context(self.captured.function(), self._context), args, kwargs)
         finally:
             tell_replayed(frame, time.perf_counter() - start)
@@ -210,7 +211,7 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], a
         result = Audit(entered.frame, entered.call, target).run(target, args, kwargs)
     else:
         learn = entered.note(fn, args, kwargs)
-        with saved_tensors_hooks(entered.frame.pack_hook(), unpack):
+        with saved_tensors_hooks(entered.frame.pack_hook(), unpack), transforms_allowed_in(entered.call):
             result = target(*args, **kwargs)
         learn()
     entered.leave(again)
