@@ -141,7 +141,7 @@ def kept_bytes(run: Callable[[torch.Tensor], torch.Tensor]) -> int:
     """What a forward leaves allocated for its backward, its loss included."""
     x = torch.randn(8, WIDTH, requires_grad=True)
     run(x).sum().backward()
-    with profile(profile_memory=True) as measured:
+    with profile(profile_memory=True, acc_events=True) as measured:
         loss = run(x).sum()
     del loss
     return sum(event.self_cpu_memory_usage for event in measured.key_averages())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from lowtide import _torch_compiler as torch_compiler
+from lowtide.engine._families import Relation, family_for
 from lowtide.engine._kept._sites import is_view, paths_of
 from lowtide.engine._options import Policy
 from lowtide.engine._tree import tensors_in
@@ -47,6 +48,7 @@ class _Row:
         ops: that ran in it, views left out.
         results: shape, dtype and bytes of its tensor results.
         own: they are its own.
+        inside: it is a call of a region inside the region.
         name: given by ``lowtide.name``.
         saves: which of its ops the compiler is to save.
     """
@@ -57,16 +59,17 @@ class _Row:
     ops: list[Any] = field(default_factory=list)
     results: list[tuple[tuple[int, ...], Any, int]] = field(default_factory=list)
     own: bool = True
+    inside: bool = False
     name: str | None = None
     saves: int = -1
 
 
 def keep_nothing() -> Any:
-    """What ``context_fn`` is for a region without a policy."""
-    from lowtide.engine._compiled import contexts_that_keep_nothing
+    """What ``context_fn`` is for a region of one module without a policy."""
+    from lowtide.engine._marks import contexts_of
 
     _taken[0] += 1
-    return contexts_that_keep_nothing()
+    return contexts_of(None)
 
 
 class InGraph:
@@ -75,25 +78,33 @@ class InGraph:
     Args:
         region: the region.
         root: the module that it is, if it is one.
+        member: its place among the modules of the region.
+        length: how many those are.
 
     Attributes:
         contexts: what ``context_fn`` is for it: a plain function, for the compiler takes nothing else.
+        mark: regions with the same one may share a graph, see ``_families``.
         told: that it is not in a graph.
     """
 
-    def __init__(self, region: Region, root: Callable[[], nn.Module | None]) -> None:
+    def __init__(self, region: Region, root: Callable[[], nn.Module | None], member: int = 0, length: int = 1) -> None:
         self._region, self.root = weakref.ref(region), root  # weakly: ``contexts`` is in a cycle with this, which is to keep nothing alive
+        self.member, self._is_last = member, member + 1 == length
         self.told = False
         self._seen: list[list[_Row]] = []
         self._known = False
+        self._family = family_for(self, region.options.policy)
+        self.mark = "" if self._family is None else self._family.mark
 
         def contexts() -> Any:
-            from lowtide.engine._compiled import contexts_of
+            from lowtide.engine._marks import contexts_of
 
+            if self.region.options.policy is None:
+                _taken[0] += 1
             return contexts_of(self)
 
         # One that is made while the compiler traces could not be used: a region that is made there has no policy, or is not in the graph.
-        self.contexts = contexts if region.options.policy is not None else keep_nothing
+        self.contexts = contexts if region.options.policy is not None or length > 1 else keep_nothing
 
     @property
     def region(self) -> Region:
@@ -116,14 +127,38 @@ class InGraph:
         policy, listener = self.region.options.policy, self.region.listener
         assert policy is not None  # a region without one has ``keep_nothing`` for its contexts
         if all(self.known(place, row.key) is not None for place, row in enumerate(rows)):
-            if listener is not None:
-                if not self._known:
-                    listener.called(self.region.name)
+            self._tell_called()
+            if listener is not None and self._is_last:
                 listener.replayed()  # nothing of it is left to be seen
-            self._known = True
             return
         _Sites(self, policy, rows).ask()
         self._seen = [*self._seen[1 - _FEW :], rows]
+        if self._family is not None:
+            self._family.settle(self, [row.saves for row in rows], lambda other, modules: other.would_save(rows, modules))
+
+    def _tell_called(self) -> None:
+        listener = self.region.listener
+        if listener is not None and not self._known and self.member == 0:
+            listener.called(self.region.name)
+        self._known = True
+
+    def would_save(self, rows: list[_Row], modules: Relation) -> list[int] | None:
+        """What the policy decides about these calls, where this region makes them too.
+
+        Args:
+            rows: calls of another region.
+            modules: by ``id`` of its modules, those of this region.
+        """
+        region = self._region()
+        if region is None or region.options.policy is None:
+            return None
+        own = [
+            replace(row, modules=tuple((text, id(modules[key]) if key in modules else key) for text, key in row.modules), saves=-1)
+            for row in rows
+        ]
+        _Sites(self, region.options.policy, own).ask()
+        self._tell_called()  # if it is a call of the shared graph that it runs as, nobody will hear of it
+        return [row.saves for row in own]
 
 
 class Run(TorchFunctionMode):
@@ -147,10 +182,14 @@ class Run(TorchFunctionMode):
         return known is not None and known.saves == len(row.ops) - 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from lowtide.engine._marks import is_innermost
+
         kwargs = kwargs or {}
         given = tensors_in((args, kwargs))
         meta = torch_compiler.graph_meta()
-        row = _Row(func, _modules_in(meta), (func, _name_in(meta), tuple((_shape(t), t.dtype) for t in given)))
+        row = _Row(
+            func, _modules_in(meta), (func, _name_in(meta), tuple((_shape(t), t.dtype) for t in given)), inside=not is_innermost(self)
+        )
         self._open = row, self._calls.known(len(self._rows), row.key)
         self._rows.append(row)
         try:
@@ -228,7 +267,7 @@ class _Sites:
 
     def _ask_function(self, row: _Row, around: list[tuple[str, int]]) -> None:
         index = self._count(row.function)
-        if row.own and self._decide(row.function, "function", row.ops, around, index, row) is Decision.KEEP:
+        if row.own and not row.inside and self._decide(row.function, "function", row.ops, around, index, row) is Decision.KEEP:
             row.saves = len(row.ops) - 1
 
     def _decide(self, function: Any, level: Any, ops: list[Any], around: list[tuple[str, int]], index: int, result: _Row) -> Decision:

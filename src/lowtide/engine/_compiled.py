@@ -1,8 +1,8 @@
 """Regions inside ``torch.compile``: the compiler replays, by the decisions of the region's own policy.
 
 The region becomes a part of the graph that is marked for recomputation, as PyTorch's own function would mark it. Which results
-the compiler is to save is said op by op, while AOTAutograd runs that part. It does so at least twice: first to see what is mutated,
-then to record the graph. As in the engine itself, the first run shows the calls, and what was decided holds from the second on.
+the compiler is to save is said op by op, while AOTAutograd runs that part (see ``_marks``). It does so at least twice: first to see what
+is mutated, then to record the graph. As in the engine itself, the first run shows the calls, and what was decided holds from the second on.
 
 Where the compiler cannot take a region into a graph, Python runs it, and the engine replays it. The engine's own code is nothing to
 compile.
@@ -20,12 +20,10 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 import lowtide.engine
 from lowtide import _torch_compiler as torch_compiler
-from lowtide.engine._calls_in_graph import NAME, InGraph, Run
+from lowtide.engine._calls_in_graph import NAME, InGraph
 from lowtide.engine._checkpoint import region_call
 from lowtide.engine._install import InstalledForward
 
@@ -48,7 +46,7 @@ def run_under_compiler(
         target: what it calls.
         args, kwargs: its arguments.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and region.mark is not None:  # to read it has the compiler look at it before it takes a graph
         return _marked(lambda: target(*args, **kwargs), use_reentrant=False, context_fn=region.contexts)
     if not region.told:
         region.told = True
@@ -81,60 +79,6 @@ def named(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """A node of the graph that tells the name of what it is given."""
     with torch.fx.traceback.annotate({NAME: name}):
         return tensor.view_as(tensor)
-
-
-class _Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """PyTorch's mode that marks what to save, together with the one that sees the calls. The compiler wants a dispatch mode."""
-
-    def __init__(self, marks: Any, run: Run) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._marks, self._run = marks, run
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """The compiler need not look out for it: it changes nothing."""
-        return True
-
-    @property
-    def ac_graph_id(self) -> Any:
-        """Which part of the graph it marks; PyTorch sets it."""
-        return self._marks.ac_graph_id
-
-    @ac_graph_id.setter
-    def ac_graph_id(self, value: Any) -> None:
-        self._marks.ac_graph_id = value
-
-    def __enter__(self) -> Any:
-        self._run.__enter__()  # type: ignore[no-untyped-call]
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._run.__exit__(*error)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._marks.__torch_dispatch__(func, types, args, kwargs)
-
-
-def contexts_of(region: InGraph) -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """The modes under which the compiler runs a region forward and again, to mark what it saves."""
-    run = region.run()
-
-    def policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if run.saves(op) else CheckpointPolicy.MUST_RECOMPUTE
-
-    caching, cached = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
-    return _Forward(caching, run), cached
-
-
-def contexts_that_keep_nothing() -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """The same for a region of which the compiler saves nothing."""
-    contexts: Any = create_selective_checkpoint_contexts(_recompute)  # type: ignore[no-untyped-call]
-    return contexts  # type: ignore[no-any-return]
-
-
-def _recompute(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_RECOMPUTE
 
 
 def _leave_engine_alone() -> None:

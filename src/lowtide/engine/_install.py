@@ -107,7 +107,7 @@ class InstalledForward:
         self.member = member
         self.before = before
         self.path = path
-        self._in_graph = InGraph(segment.region, self._module)
+        self._in_graph = InGraph(segment.region, self._module, member, segment.length)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()

@@ -16,6 +16,7 @@ from typing import Any
 from lowtide.errors import PolicyError
 from lowtide.policy._functions import close
 from lowtide.policy._matchers import Matcher
+from lowtide.policy._planned import KeepCalls
 from lowtide.policy._policy import Expected, Policy, Run
 from lowtide.policy._rules import checked
 from lowtide.records import CallSite, Decision
@@ -149,6 +150,11 @@ class Decider:
         self.policy = policy
         self._ledger = ledger
         self._current = _Current()
+
+    @property
+    def alike(self) -> Any:
+        """Where this is equal, two of them may decide alike: one policy, or what one plan keeps in several regions."""
+        return id(self._ledger) if isinstance(self.policy, KeepCalls) else self.policy
 
     def watch(self, region: Any) -> None:
         """Have the ledger told when a region runs."""
