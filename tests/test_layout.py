@@ -39,6 +39,7 @@ ORDER = (
     "integrations",
     "report",
     "_fit",
+    "compiled",
     "notebook",
     "_explain",
     "cli",

@@ -52,6 +52,8 @@ __all__ = [
     "CallSite",
     "CheckpointWrapper",
     "Comparison",
+    "CompileOptions",
+    "CompiledFit",
     "Decision",
     "Diagnosis",
     "Finding",
@@ -86,11 +88,13 @@ __all__ = [
     "audit",
     "checkpoint",
     "checkpoint_sequential",
+    "compile_options",
     "distributed",
     "doctor",
     "explain",
     "fingerprint",
     "fit",
+    "fit_compiled",
     "frontier",
     "integrations",
     "is_replaying",
@@ -111,7 +115,14 @@ __all__ = [
 ]
 
 
+_COMPILED = ("CompileOptions", "CompiledFit", "compile_options", "fit_compiled")
+
+
 def __getattr__(name: str) -> object:
+    if name in _COMPILED and _find_spec("torch") is not None:
+        from lowtide import compiled
+
+        return getattr(compiled, name)
     if name in __all__:
         raise MissingExtraError(f"lowtide.{name} needs PyTorch, which is not installed: pip install torch")
     raise AttributeError(f"module 'lowtide' has no attribute {name!r}")

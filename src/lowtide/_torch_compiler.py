@@ -122,3 +122,13 @@ def graph_break_reason() -> str:
         return "see TORCH_LOGS=graph_breaks,recompiles"
     title, _, rest = reasons[-1].partition("\n  Explanation: ")
     return " ".join(f"{title}: {rest.partition('Hint:')[0]}".split()).rstrip(".")
+
+
+@contextmanager
+def compiled_always() -> Iterator[None]:
+    """What is compiled in here goes through the partitioner, whatever a cache has, and however often the same code was compiled."""
+    from torch._dynamo import config
+    from torch._functorch import config as functorch_config
+
+    with config.patch(recompile_limit=10_000, accumulated_recompile_limit=100_000), functorch_config.patch(enable_autograd_cache=False):
+        yield

@@ -7,6 +7,7 @@ from lowtide.measure._measure import measure
 from lowtide.measure._measurement import Comparison, Measurement
 from lowtide.measure._out_of_memory import MemoryWatch, memory_watch
 from lowtide.measure._peak import peak_bytes
+from lowtide.measure._phase_peaks import live_storages
 from lowtide.measure._phases import BACKWARD, OPTIMIZER, phases_told
 from lowtide.measure._timing import Times, ratio, time_in_turns
 
@@ -18,6 +19,7 @@ __all__ = [
     "MemoryWatch",
     "Times",
     "free_bytes",
+    "live_storages",
     "measure",
     "memory_watch",
     "peak_bytes",

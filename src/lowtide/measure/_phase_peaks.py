@@ -49,9 +49,9 @@ def phase_peaks(step: Callable[[], object], model: nn.Module, device: torch.devi
     return _on_cuda(step, device) if device.type == "cuda" else _on_cpu(step, model, device, ours)
 
 
-def live_storages(model: nn.Module, device: torch.device) -> dict[int, int]:
-    """Key and bytes of every storage on a device that a Python object stands for."""
-    for parameter in model.parameters():
+def live_storages(model: nn.Module | None, device: torch.device) -> dict[int, int]:
+    """Key and bytes of every storage on a device that a Python object stands for; of a model also gradients that only autograd touched."""
+    for parameter in () if model is None else model.parameters():
         parameter.grad  # noqa: B018  # a gradient that only autograd ever touched has no Python object before it is read
     found: dict[int, int] = {}
     for tensor in (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)):

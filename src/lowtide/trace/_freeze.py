@@ -31,8 +31,8 @@ from lowtide.trace._storages import is_made_of_others
 Thaw = Callable[[], Any]
 """Gives a value as it was."""
 
-# What nn.Module itself keeps, and the instance's forward: an installed region is no state of the step.
-_OWN_ATTRIBUTES = (frozenset(nn.Module().__dict__) - {"training"}) | {"forward"}
+# What nn.Module itself keeps, and the instance's forward: an installed region is no state of the step, nor is what it is compiled to.
+_OWN_ATTRIBUTES = (frozenset(nn.Module().__dict__) - {"training"}) | {"forward", "_compiled_call_impl"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NO_HOOKS: list[dict[int, Any]] = [{} for _ in _HOOKS]
 _CONTAINERS = (list, dict, set, deque, defaultdict, OrderedDict)
