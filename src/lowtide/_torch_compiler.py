@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -25,6 +25,43 @@ def skip(code: CodeType) -> None:
     from torch._dynamo.eval_frame import skip_code
 
     skip_code(code)
+
+
+def entry() -> CodeType | None:
+    """The code through which everything compiled is entered; none as long as nothing was compiled."""
+    module = sys.modules.get("torch._dynamo.eval_frame")
+    if module is None or _entry:
+        return _entry[0] if _entry else None
+    consts = module._TorchDynamoContext.__call__.__code__.co_consts
+    _entry.append(next((const for const in consts if isinstance(const, CodeType) and const.co_name == "compile_wrapper"), None))
+    return _entry[0]
+
+
+_entry: list[CodeType | None] = []
+
+
+def at_each_entry(frame: FrameType, enter: Callable[[], Callable[[], None]]) -> None:
+    """Whenever the compiled code is entered that this frame is about to enter, call a function; when it is left, what that returned."""
+    context = frame.f_locals.get("self")
+    if context is not None and enter not in context.enter_exit_hooks:
+        context.enter_exit_hooks.append(enter)
+
+
+def taken_apart(compiled: Any) -> tuple[Callable[..., Any], Any] | None:
+    """What compiles, and what it is that it compiles; ``None`` for what is not compiled."""
+    if entry() is None:
+        return None
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    if isinstance(compiled, OptimizedModule):
+        return compiled.dynamo_ctx, compiled._orig_mod
+    if isinstance(compiled, torch.nn.Module):  # by its own method ``compile``
+        apart = taken_apart(compiled._compiled_call_impl)
+        return None if apart is None else (apart[0], compiled._call_impl)
+    if not isinstance(compiled, FunctionType) or compiled.__code__ is not entry():
+        return None
+    cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=True))
+    return cells["self"].cell_contents, cells["fn"].cell_contents
 
 
 def graph_meta() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lowtide import _torch_compiler as torch_compiler
 from lowtide import _torch_private as private
 from lowtide.engine._guards._outside import read
 from lowtide.engine._guards._random import Random, moved, take_random
@@ -68,6 +69,8 @@ class Audit:
     def run(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call it, and let its profile know what was seen."""
         frame, call = self._frame, self._call
+        if torch_compiler.entry() is not None:
+            import lowtide.engine._compiled  # noqa: F401 – has the compiler leave the engine's own code alone
         changeable = mutable_types()
         self._script.first = all(tensor.is_leaf for tensor, _ in frame.inputs.values())
         # As later calls show them, before the callable is taken apart deeper than they take it.
@@ -136,6 +139,11 @@ class Audit:
         if self._sites is not None:
             with tower.silence():
                 self._sites.see_apply(frame, event, result)
+
+    def see_compiled(self, frame: FrameType, event: str) -> None:
+        """Compiled code is entered or left: in later calls nobody will see what it calls, so policies are not asked about that."""
+        if self._sites is not None:
+            self._sites.see_compiled(frame, event)
 
     def _note_outside(self, frame: FrameType) -> None:
         """A function of the user's begins: what it reads from elsewhere is looked at from now on."""

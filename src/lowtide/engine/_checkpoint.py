@@ -55,6 +55,10 @@ def checkpoint(fn: Callable[..., Any] | None = None, **options: Any) -> Callable
 
 def region_call(region: Region, profile: Profile, fixed: nn.Module | None, fn: Callable[..., Any]) -> Callable[..., Any]:
     """What calls ``fn`` as a region."""
+    if region.options.policy is not None:
+        compiled = torch_compiler.taken_apart(fn)
+        if compiled is not None:
+            return _compiled_around(region, fn, *compiled)
     in_graph = InGraph(region, (lambda: None) if fixed is None else weakref.ref(fixed))
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,6 +78,23 @@ def region_call(region: Region, profile: Profile, fixed: nn.Module | None, fn: C
     # Itself, for decorators copy attributes of what they wrap; what it calls; and how to make one that calls what was taken apart.
     call.__lowtide_parts__ = weakref.ref(call), fn, functools.partial(region_call, region, profile, fixed)  # type: ignore[attr-defined]
     return call
+
+
+def _compiled_around(region: Region, fn: Callable[..., Any], compiler: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    """A region of something compiled, turned inside out: to decide about calls in it is to see them, so the region is compiled with it."""
+    inside = compiler(region_call(region, profile_of(original), _module_of(original), original))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs) if switch.off else inside(*args, **kwargs)
+
+    functools.update_wrapper(call, fn, updated=())
+    call.__lowtide_region__ = region  # type: ignore[attr-defined]
+    call.__lowtide_parts__ = weakref.ref(call), original, functools.partial(_compiled_anew, region, fn, compiler)  # type: ignore[attr-defined]
+    return call
+
+
+def _compiled_anew(region: Region, fn: Callable[..., Any], compiler: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    return _compiled_around(region, fn, compiler, original)
 
 
 def _read(options: dict[str, Any]) -> Options:

@@ -166,6 +166,9 @@ class _Second(Recorder):
     def see_python(self, frame: FrameType, event: str, arg: Any) -> None:
         """Of no interest."""
 
+    def see_compiled(self, frame: FrameType, event: str) -> None:
+        """Of no interest."""
+
     def see_apply(self, frame: FrameType, event: str, result: Any) -> None:
         """Of no interest."""
 

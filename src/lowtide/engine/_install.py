@@ -227,18 +227,27 @@ def install(
         InvalidInputError: no modules, or one module twice.
         AlreadyAppliedError: a region is installed on one of them already, and this one is not to be around it; nothing was changed.
     """
+    chosen = options or Options()
+    chosen = chosen if policy is None else replace(chosen, policy=policy)
+    if chosen.policy is not None:
+        modules = [_uncompiled(path, module) for path, module in modules]
     members = [module for _, module in modules]
     if not members or len({id(module) for module in members}) != len(members):
         raise InvalidInputError("a region needs one module or several different ones: pass [(path, module), ...]")
     if not around:
         refuse_installed(modules)
     name = modules[0][0] if len(modules) == 1 else f"{modules[0][0]} … {modules[-1][0]}"
-    chosen = options or Options()
-    chosen = chosen if policy is None else replace(chosen, policy=policy)
     segment = Segment(Region(name, chosen), len(members))
     for index, (path, module) in enumerate(modules):
         module.__dict__["forward"] = InstalledForward(module, segment, index, module.__dict__.get("forward"), path)
     return RegionHandle(members, segment)
+
+
+def _uncompiled(path: str, module: nn.Module) -> tuple[str, nn.Module]:
+    """The module that a compiled one is made of: what decides about calls in it has to be compiled with it, to see them."""
+    apart = torch_compiler.taken_apart(module)
+    inner = None if apart is None else apart[1]
+    return _uncompiled(f"{path}._orig_mod", inner) if isinstance(inner, nn.Module) else (path, module)
 
 
 def refuse_installed(modules: Iterable[tuple[str, nn.Module]]) -> None:

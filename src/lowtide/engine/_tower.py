@@ -27,6 +27,7 @@ class Viewer(Protocol):
     def see_result(self, result: Any) -> None: ...
     def see_python(self, frame: FrameType, event: str, arg: Any) -> None: ...
     def see_apply(self, frame: FrameType, event: str, result: Any) -> None: ...
+    def see_compiled(self, frame: FrameType, event: str) -> None: ...
     def see_nothing_of_python(self) -> None: ...
 
 
@@ -135,6 +136,10 @@ def _tell(frame: FrameType, event: str, arg: Any) -> None:
             viewer.see_apply(frame, event, arg)
         return
     if event in ("call", "return"):
+        if frame.f_code is torch_compiler.entry():
+            for viewer in tower.viewers if not tower.quiet else ():
+                viewer.see_compiled(frame, event)
+            return
         if is_library(frame.f_code.co_filename) or _is_generated(frame):
             return
     elif event != "c_call" or (arg.__name__ not in _OUTPUT and "attention" not in arg.__name__):

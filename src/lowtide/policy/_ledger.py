@@ -39,6 +39,7 @@ class Ledger:
         self._in_place: dict[Matcher, CallSite] = {}
         self._waiting = dict.fromkeys(regions)
         self._replayed, self._told = False, False
+        self._compiled = ""
         self._watched: list[Any] = []
         self.undo: Callable[[], None] = _nothing
 
@@ -59,6 +60,10 @@ class Ledger:
             for matcher in expected.matchers:
                 if matcher.matches(site):
                     self._in_place.setdefault(matcher, site)
+
+    def see_compiled(self, name: str) -> None:
+        """Code that is compiled inside a region, of which no calls are seen."""
+        self._compiled = self._compiled or name
 
     def _met(self, expected: Expected, site: CallSite) -> bool:
         for matcher in expected.matchers:
@@ -121,6 +126,11 @@ class Ledger:
             )
         found = dict.fromkeys(text for matcher in expected.matchers for text in self._near[matcher])
         hint = next((hint for hint in (close(_bare(matcher), list(found)) for matcher in expected.matchers) if hint), "")
+        if self._compiled:
+            hint += (
+                f"; it cannot see what torch.compile compiles inside a region ({self._compiled}): compile around the region instead, "
+                "torch.compile(lowtide.checkpoint(function, policy=...)), or apply the policy to the model and compile that"
+            )
         hint = hint or (f": there was {', '.join(list(found)[:6])}{' …' if len(found) > 6 else ''}" if found else "")
         return f"the rule {expected.rule} matched nothing in the first step{hint}"
 
@@ -165,6 +175,11 @@ class Decider:
         """A call whose results cannot be kept, for it writes them over an argument: a rule may have been about it."""
         if self._ledger is not None:
             self._ledger.see_in_place(site)
+
+    def not_seen(self, name: str) -> None:
+        """Compiled code in the region, of which no calls are seen: a rule may have been about some."""
+        if self._ledger is not None:
+            self._ledger.see_compiled(name)
 
     def decide(self, site: CallSite) -> Decision:
         """What becomes of the results of a call.

@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from lowtide import _torch_compiler as torch_compiler
 from lowtide import _torch_private as private
+from lowtide.engine._kept._aside import finder_left_aside
 from lowtide.engine._kept._between import Between
 from lowtide.engine._kept._learned import Learned, is_applied, learn_of, traits_of
 from lowtide.engine._kept._origins import tensors_of
@@ -116,6 +118,8 @@ class Sites(Between):
         self._rows: list[_Row] = []
         self._open: list[_Row] = []
         self._applied: list[tuple[FrameType, _Row]] = []
+        self._compiled: list[FrameType] = []
+        self._unseen = ""
         self._calls: dict[Any, int] = {}
         self._makers: dict[int, list[_Row]] = {}
         self._root, self._pack = root, None  # type: tuple[nn.Module | None, Any]
@@ -146,6 +150,8 @@ class Sites(Between):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._compiled:
+            return func(*args, **kwargs)
         row = self._enter(func, "function", tensors_of((*args, *kwargs.values())))
         result = _FAILED
         try:
@@ -166,8 +172,19 @@ class Sites(Between):
                 self._leave(self._open[-1], _FAILED)
             self._leave(self._open[-1], result)
 
+    def see_compiled(self, frame: FrameType, event: str) -> None:
+        """Compiled code is entered, or left. Nothing of it can be found again where it runs compiled."""
+        if event == "call":
+            self._unseen = self._unseen or _name_of(frame.f_locals.get("fn"))
+            torch_compiler.at_each_entry(frame, finder_left_aside)
+            self._compiled.append(frame)
+        elif frame in self._compiled:
+            self._compiled.remove(frame)
+
     def see_apply(self, frame: FrameType, event: str, result: Any) -> None:
         """``apply`` of an autograd Function begins, or is over; in a call of a function, as of a custom op, it is a part of that."""
+        if self._compiled:
+            return
         if event == "return":
             if self._applied and self._applied[-1][0] is frame:
                 self._leave(self._applied.pop()[1], _FAILED if result is None else result)
@@ -177,7 +194,7 @@ class Sites(Between):
             self._applied.append((frame, self._enter(values["cls"], "function", given)))
 
     def _is_here(self) -> bool:
-        return bool(_thread.recorders) and _thread.recorders[-1] is self
+        return bool(_thread.recorders) and _thread.recorders[-1] is self and not self._compiled
 
     def _enter(self, function: Any, level: Literal["function", "module"], given: list[torch.Tensor]) -> _Row:
         key = Learned.key_of(function, 0)[0]
@@ -259,6 +276,19 @@ class Sites(Between):
                 self._keep(learned, row)
             position += 1
         learned.keep([(row.function, row.index) for row in self._rows if row.kept])
+        if self._unseen:
+            self._tell_unseen(policy)
+
+    def _tell_unseen(self, policy: Policy) -> None:
+        not_seen = getattr(policy, "not_seen", None)
+        if not_seen is not None:
+            not_seen(self._unseen)
+        tell_once(
+            self._call.profile,
+            f"the policy of region {self._region!r} cannot see what torch.compile compiles inside it ({self._unseen}): all of that is "
+            "replayed. To have it decide there too, compile around the region: torch.compile(lowtide.checkpoint(function, policy=...)), or "
+            "apply the policy to the model and compile that",
+        )
 
     def _note_callers(self, learned: Learned) -> None:
         found: dict[int, tuple[nn.Module, dict[Any, int]]] = {}
@@ -336,6 +366,11 @@ def name(tensor: torch.Tensor, name: str) -> torch.Tensor:
     if _thread.recorders:
         _thread.recorders[-1].name(tensor, name)
     return tensor
+
+
+def _name_of(compiled: Any) -> str:
+    owner = getattr(compiled, "__self__", None)
+    return type(owner).__qualname__ if isinstance(owner, nn.Module) else str(getattr(compiled, "__qualname__", "a function"))
 
 
 def _on_device(tensor: torch.Tensor) -> bool:

@@ -99,6 +99,9 @@ class Onlooker:
         if call is not None and event == "call":
             call.take_globals(frame)
 
+    def see_compiled(self, frame: FrameType, event: str) -> None:
+        """Of no interest."""
+
     def see_apply(self, frame: FrameType, event: str, result: Any) -> None:
         """Of no interest: its ops are seen."""
 
