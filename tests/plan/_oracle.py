@@ -5,7 +5,7 @@ It is written from the rules in words (see the docstrings of ``simulate`` and ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from lowtide.errors import PlanError
@@ -176,8 +176,8 @@ def all_kept(trace: StepTrace, paths: tuple[str, ...]) -> list[PlannedRegion]:
     return [PlannedRegion(paths, kept=chosen) for chosen in sets]
 
 
-def all_plans(trace: StepTrace) -> Iterator[tuple[list[PlannedRegion], int, float]]:
-    """Every set of regions that may be together, with peak and time."""
+def all_plans(trace: StepTrace, nesting: Sequence[PlannedRegion] = ()) -> Iterator[tuple[list[PlannedRegion], int, float]]:
+    """Every set of regions that may be together, with peak and time; those in ``nesting``, which have others inside, among them."""
 
     def extend(chosen: list[PlannedRegion], rest: list[tuple[str, ...]]) -> Iterator[tuple[list[PlannedRegion], int, float]]:
         try:
@@ -187,7 +187,7 @@ def all_plans(trace: StepTrace) -> Iterator[tuple[list[PlannedRegion], int, floa
         yield chosen, result.peak_bytes, result.added_s
         for i, paths in enumerate(rest):
             if not any(nested(paths, other.paths) for other in chosen):
-                for region in all_kept(trace, paths):
+                for region in [*all_kept(trace, paths), *(r for r in nesting if r.paths == paths)]:
                     yield from extend([*chosen, region], rest[i + 1 :])
 
     yield from extend([], all_regions(trace))

@@ -15,7 +15,10 @@ from torch import nn
 import lowtide
 from lowtide.errors import PlanError
 from lowtide.measure import peak_bytes
-from lowtide.plan import Plan, PlannedRegion, simulate
+from lowtide.plan import Plan, PlannedRegion, simulate, smallest_budget
+from lowtide.plan._candidates import candidates
+from lowtide.plan._equal import EqualBlocks
+from lowtide.plan._index import TraceIndex
 
 BLOCKS = 8
 
@@ -157,3 +160,44 @@ def test_regions_inside_that_overlap_by_their_calls_are_refused() -> None:
     trace = lowtide.trace(subject.model, subject.step)
     with pytest.raises(PlanError, match="overlap"):
         simulate(trace, [several(0, 4, one(0)), one(0)])
+
+
+def with_fixed_times(trace: lowtide.StepTrace) -> lowtide.StepTrace:
+    return dataclasses.replace(trace, ops=tuple(dataclasses.replace(op, seconds=1e-3) for op in trace.ops))
+
+
+def depth(regions: tuple[PlannedRegion, ...]) -> int:
+    return max((1 + depth(region.inside) for region in regions), default=0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
+def test_the_default_solver_nests_below_what_one_level_reaches(share) -> None:
+    subject = Subject()
+    subject.step()
+    plain = subject.gradients()
+    trace = with_fixed_times(lowtide.trace(subject.model, subject.step))
+    resident = sum(storage.bytes for storage in trace.storages if storage.resident)
+    low = smallest_budget(trace).predicted_peak_bytes
+    flat = lowtide.solve(trace, max_slowdown=100.0, solver="constrained-path").predicted_peak_bytes
+    plan = lowtide.solve(trace, int(low + share * (flat - 1 - low)))
+    assert depth(plan.regions) > 1
+    handle = lowtide.apply(subject.model, plan)
+    for _ in range(3):
+        assert all(map(torch.equal, subject.gradients(), plain))
+    assert peak_bytes(subject.step, torch.device("cpu"), resident) == plan.predicted_peak_bytes < flat
+    handle.remove()
+
+
+def test_blocks_that_are_alike_have_the_same_put_inside(monkeypatch) -> None:
+    subject = Subject()
+    subject.step()
+    trace = with_fixed_times(lowtide.trace(subject.model, subject.step))
+
+    def inside_blocks() -> set[PlannedRegion]:
+        return {c.region for c in candidates(TraceIndex(trace), nested=True).regions if c.inside and len(c.paths) == 1 and c.paths != ("",)}
+
+    apart = inside_blocks()
+    monkeypatch.setattr("lowtide.plan._equal._MANY_CALLS", 0)
+    assert EqualBlocks(TraceIndex(trace)).original
+    assert inside_blocks() == apart
+    assert {region.paths for region in apart} >= {(str(i),) for i in range(BLOCKS)}

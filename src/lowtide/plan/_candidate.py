@@ -19,17 +19,19 @@ class Candidate:
     Attributes:
         paths: of its modules.
         kept: calls whose results it keeps.
-        replays: one for each occurrence.
+        replays: one for each occurrence; with regions inside, those of each of them as well, in the order in which they run.
+        inside: regions in it that are replayed on their own.
     """
 
     paths: tuple[str, ...]
     kept: tuple[KeptCall, ...]
     replays: tuple[Replay, ...]
+    inside: tuple[PlannedRegion, ...] = ()
 
     @property
     def region(self) -> PlannedRegion:
         """As a plan has it."""
-        return PlannedRegion(self.paths, kept=self.kept)
+        return PlannedRegion(self.paths, kept=self.kept, inside=self.inside)
 
     @cached_property
     def seconds(self) -> float:

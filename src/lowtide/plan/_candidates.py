@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowtide.plan._candidate import Candidate
+from lowtide.plan._conflicts import Conflicts
 from lowtide.plan._copies import copies
 from lowtide.plan._equal import EqualBlocks
 from lowtide.plan._index import NEVER, TraceIndex
+from lowtide.plan._nested import Nesting
 from lowtide.plan._options import kept_sets, undominated
+from lowtide.plan._path import as_paths
 from lowtide.plan._replay import replays_of
 from lowtide.plan._runs import runs
 
@@ -37,12 +40,13 @@ class Candidates:
     complete: bool
 
 
-def candidates(index: TraceIndex, most_segments: int = SEGMENTS[-1]) -> Candidates:
+def candidates(index: TraceIndex, most_segments: int = SEGMENTS[-1], *, nested: bool = False) -> Candidates:
     """The candidates of a trace.
 
     Args:
         index: of the trace.
         most_segments: how many to consider; shorter segments come first.
+        nested: give regions with regions inside as well, where regions are intervals of layers.
     """
     equal = EqualBlocks(index)
     segments, complete = runs(index, equal, most_segments)
@@ -50,6 +54,8 @@ def candidates(index: TraceIndex, most_segments: int = SEGMENTS[-1]) -> Candidat
     # Pruned once with all their options: of two regions with the same replay, the one that is called less by may keep calls for less.
     options = [c for base in found if base.dropped for c in _options(index, base)]
     kept = _undominated(options)
+    paths = as_paths(index, Conflicts(kept)) if nested else None
+    kept += Nesting(index, kept, paths).candidates() if paths is not None else ()
     return Candidates((*kept, *copies(index, equal, kept)), complete)
 
 

@@ -17,8 +17,10 @@ from lowtide.plan._candidate import Candidate
 from lowtide.plan._conflicts import Conflicts
 from lowtide.plan._equal import EqualBlocks
 from lowtide.plan._index import Floats, TraceIndex
+from lowtide.plan._nested import nested_candidate
 from lowtide.plan._path import as_paths
 from lowtide.plan._replay import replays_of
+from lowtide.plan._solution import PlannedRegion
 
 _MOST = 8000
 _PRICES = 24
@@ -48,10 +50,18 @@ def _inside(index: TraceIndex, call: int, kept: Sequence[Candidate]) -> list[Can
 
 def _renamed(index: TraceIndex, candidate: Candidate, old: str, new: str) -> Iterator[Candidate]:
     paths = tuple(new + path.removeprefix(old) for path in candidate.paths)
+    if candidate.inside:
+        yield nested_candidate(index, paths, tuple(_renamed_region(region, old, new) for region in candidate.inside))
+        return
     kept = tuple(replace(call, module=new + call.module.removeprefix(old)) for call in candidate.kept)
     found = Candidate(paths, kept, tuple(replays_of(index, paths, kept)))
     if found.dropped:
         yield found
+
+
+def _renamed_region(region: PlannedRegion, old: str, new: str) -> PlannedRegion:
+    paths = tuple(new + path.removeprefix(old) for path in region.paths)
+    return PlannedRegion(paths, inside=tuple(_renamed_region(inner, old, new) for inner in region.inside))
 
 
 def _best(index: TraceIndex, found: Sequence[Candidate]) -> list[Candidate]:

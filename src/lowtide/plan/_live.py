@@ -182,17 +182,22 @@ def _replays_by_gap(found: Sequence[Candidate]) -> dict[int, list[tuple[int, Rep
 def _amounts_in_gap(gap: Sequence[tuple[int, Replay]], known: Expressions) -> Iterator[Floats]:
     """By expression, what replays add in a gap.
 
-    Those with the same first saved tensor exclude each other: one row holds for all of them. It adds what earlier
-    replays of the gap have left alive.
+    Those with the same first saved tensor exclude each other, unless one is inside the other and runs after it: one row holds for the
+    first of each candidate, another for the second. It adds what earlier replays of the gap have left alive.
     """
     earlier = np.zeros(len(known))
     for _, same in groupby(gap, key=lambda entry: entry[1].first_slot):
-        own, left = earlier.copy(), earlier.copy()
+        waiting: dict[int, list[Replay]] = {}
         for candidate, replay in same:
-            own[known.chosen(candidate)] += replay.peak_bytes
-            left[known.chosen(candidate)] += replay.index.bytes[replay.born[replay.kept_until > replay.before]].sum()
-        yield own
-        earlier = left
+            waiting.setdefault(known.chosen(candidate), []).append(replay)
+        while waiting:
+            own = earlier.copy()
+            for candidate, (replay, *later) in list(waiting.items()):
+                own[candidate] += replay.peak_bytes
+                earlier[candidate] += replay.index.bytes[replay.born[replay.kept_until > replay.before]].sum()
+                waiting[candidate] = later
+            waiting = {candidate: later for candidate, later in waiting.items() if later}
+            yield own
 
 
 def _natural_bytes(index: TraceIndex, *, gaps: bool) -> Ints:

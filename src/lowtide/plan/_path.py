@@ -24,12 +24,14 @@ class Paths:
     Attributes:
         candidate, start, end: by edge.
         nodes: one more than there are layers.
+        starts_of_layers: ops at which layers are first called.
     """
 
     candidate: Ints
     start: Ints
     end: Ints
     nodes: int
+    starts_of_layers: Ints
 
     @cached_property
     def into(self) -> Ints:
@@ -83,7 +85,7 @@ def as_paths(index: TraceIndex, conflicts: Conflicts) -> Paths | None:
     if not _overlap_is_conflict(conflicts, place, starts, ends):
         return None
     order = np.lexsort((starts, ends))
-    return Paths(order.astype(np.int64), starts[order], ends[order], max(place.values(), default=-1) + 2)
+    return Paths(order.astype(np.int64), starts[order], ends[order], max(place.values(), default=-1) + 2, _starts(index, place))
 
 
 def _places(index: TraceIndex, keys: Sequence[Key]) -> dict[Key, int]:
@@ -91,6 +93,11 @@ def _places(index: TraceIndex, keys: Sequence[Key]) -> dict[Key, int]:
     first = {key: index.calls_of_path[_path(index, key)][0] for key in keys}
     rank = {call: i for i, call in enumerate(sorted(set(first.values())))}
     return {key: rank[call] for key, call in first.items()}
+
+
+def _starts(index: TraceIndex, place: dict[Key, int]) -> Ints:
+    first = {layer: index.calls_of_path[_path(index, key)][0] for key, layer in place.items()}
+    return index.start[ints(first[layer] for layer in range(len(first)))]
 
 
 def _path(index: TraceIndex, key: Key) -> str:

@@ -63,7 +63,7 @@ class Saved:
 
 
 def _taken_at(index: TraceIndex, replay: Replay, storage: int) -> int:
-    """The op before which a region inside is given a storage."""
-    return min(
-        int(index.start[call]) for call in replay.calls if storage in (*index.trace.calls[call].inputs, *index.trace.calls[call].replaced)
-    )
+    """The op before which a region inside, or one inside that, is given a storage."""
+    inside = (c for call in replay.calls for c in range(call, int(index.call_stop[call])))
+    taken = (c for c in inside if storage in (*index.trace.calls[c].inputs, *index.trace.calls[c].replaced))
+    return int(index.start[next(taken)])

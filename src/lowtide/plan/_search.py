@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lowtide.errors import InfeasibleBudgetError
+from lowtide.errors import InfeasibleBudgetError, InvalidInputError
 from lowtide.plan._index import CATEGORIES, TraceIndex
 from lowtide.plan._overhead import ENGINE, Overhead
 from lowtide.plan._replay import name_of
@@ -17,7 +17,7 @@ from lowtide.plan._solution import FEASIBLE, OPTIMAL, Plan, PlannedRegion
 from lowtide.plan.solvers import none
 from lowtide.plan.solvers._outcome import Outcome
 from lowtide.plan.solvers.exact import Exact, suited
-from lowtide.plan.solvers.registry import AUTO, SOLVERS, solver_named
+from lowtide.plan.solvers.registry import AUTO, SOLVERS, Rule, Solver, solver_named
 from lowtide.records import StepTrace
 from lowtide.units import format_bytes
 
@@ -25,6 +25,7 @@ Progress = Callable[[str], None]
 _GAP_OF_OPTIMAL = 1e-4
 _SHARE_OF_SMALLEST = 0.6
 _MOST_TO_POLISH = 200
+_MANY_CALLS = 300
 _CLOSE = 1e-4
 """Of the peak: two budgets so close together are one."""
 
@@ -87,9 +88,21 @@ class Search:
     @cached_property
     def rules(self) -> list[Scored]:
         """The plans of the rules of thumb; the step as it is among them."""
-        asked = [s for s in SOLVERS.values() if s.name in (self._asked, none.NAME) or (self._asked == AUTO and not s.nests)]
         self._say("trying rules of thumb")
-        return [self.score(s.name, tuple(regions)) for s in asked if s.rule is not None for regions in s.rule(self.index)]
+        asked = [s for s in SOLVERS.values() if s.name in (self._asked, none.NAME) or (self._asked == AUTO and self._is_quick(s))]
+        return [self.score(s.name, tuple(regions)) for s in asked if s.rule is not None for regions in self._plans_of(s.rule)]
+
+    def _is_quick(self, solver: Solver) -> bool:
+        """Not where schedules with regions inside regions take long to simulate: of many blocks."""
+        return not solver.nests or len(self.index.parent) <= _MANY_CALLS
+
+    def _plans_of(self, rule: Rule) -> list[list[PlannedRegion]]:
+        try:
+            return rule(self.index)
+        except InvalidInputError:  # for chains alone, and the step is none
+            if self._asked != AUTO:
+                raise
+            return []
 
     @cached_property
     def exact(self) -> Exact | None:

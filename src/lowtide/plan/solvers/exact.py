@@ -17,6 +17,7 @@ from lowtide.plan.solvers.constrained_path import ConstrainedPath
 from lowtide.plan.solvers.mixed_integer import MixedInteger
 
 WHOLE_REGION = "whole-region"
+NESTED = "nested-path"
 
 
 class Exact(Protocol):
@@ -34,7 +35,12 @@ class Exact(Protocol):
 
 
 def suited(index: TraceIndex) -> Exact:
-    """The solver over paths where regions are intervals of layers, and the general one elsewhere."""
+    """The solver over paths where regions are intervals of layers, with regions inside regions, and the general one elsewhere."""
+    return _over_paths(index, candidates(index, nested=True).regions, NESTED) or MixedInteger(index)
+
+
+def flat(index: TraceIndex) -> Exact:
+    """As ``suited``, with no region inside another."""
     return _over_paths(index, candidates(index).regions, constrained_path.NAME) or MixedInteger(index)
 
 
@@ -55,4 +61,4 @@ def _over_paths(index: TraceIndex, found: Sequence[Candidate], name: str) -> Exa
     return None if paths is None else ConstrainedPath(index, found, conflicts, paths, name)
 
 
-__all__ = ["WHOLE_REGION", "Exact", "general", "mixed_integer", "suited", "whole_regions"]
+__all__ = ["NESTED", "WHOLE_REGION", "Exact", "flat", "general", "mixed_integer", "suited", "whole_regions"]

@@ -12,6 +12,7 @@ from lowtide.plan.solvers import all_blocks, binomial, chain_optimal, constraine
 from lowtide.plan.solvers.exact import Exact
 
 AUTO = "auto"
+Rule = Callable[[TraceIndex], list[list[PlannedRegion]]]
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,13 @@ class Solver:
         complexity: for n blocks or layers.
         rule: the plans that it has for a step, whatever the budget; the fastest that fits is its answer.
         exact: a search that proves what it finds, for solvers that are no rule.
-        nests: its plans have regions inside regions. It is asked by name alone, for what others prove is among plans without.
+        nests: its plans have regions inside regions. Of many blocks it is asked by name alone, for it takes long.
     """
 
     name: str
     source: str
     complexity: str
-    rule: Callable[[TraceIndex], list[list[PlannedRegion]]] | None = None
+    rule: Rule | None = None
     exact: Callable[[TraceIndex], Exact] | None = None
     nests: bool = False
 
@@ -71,6 +72,12 @@ _ALL = (
         constrained_path.NAME,
         "Irnich and Desaulniers 2005, Shortest path problems with resource constraints; bounds of Beasley and Christofides 1989",
         "exponential at worst; grows with the layers on chains of blocks",
+        exact=exact.flat,
+    ),
+    Solver(
+        exact.NESTED,
+        "the same, over regions with regions inside as well: persistent schedules as of Beaumont et al. 2019, of parts of blocks",
+        "as constrained-path, with half as many regions again",
         exact=exact.suited,
     ),
 )
