@@ -22,7 +22,8 @@ from lowtide.records import StepTrace
 from lowtide.units import format_bytes
 
 Progress = Callable[[str], None]
-_GAP_OF_OPTIMAL = 1e-4
+_GAP_OF_OPTIMAL = 1.0001e-4
+"""The precision of the search in large models, and of its arithmetic."""
 _SHARE_OF_SMALLEST = 0.6
 _MOST_TO_POLISH = 200
 _MANY_CALLS = 300
