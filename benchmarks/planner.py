@@ -1,10 +1,18 @@
-"""The planner against what people do by hand: time of a step at equal peak, both sides taken in turns in one process.
+"""The planner against what people use: time of a step at equal peak, all sides taken in turns in one process.
 
 A budget of 40 % allows 40 % of the bytes that the un-checkpointed step has alive at its peak beyond what is there before it
-(parameters, gradients, data). ``first k`` is PyTorch's non-reentrant checkpointing on the first k blocks, with the smallest k whose
-measured peak is within the budget; ``selective`` is PyTorch's on every block with all matrix products kept. Peaks are counted by
-the allocator's events, which know nothing of traces and plans. ``time`` is CPU time over that of
-the un-checkpointed step, the median of pairs: on one thread it is what a step takes, but for what other programs take of the machine.
+(parameters, gradients, data). Peaks are counted by the allocator's events, which know nothing of traces and plans. ``time`` is CPU
+time over that of the un-checkpointed step, the median of pairs: on one thread it is what a step takes, but for what other programs
+take of the machine. The peers:
+
+* ``first k``: PyTorch's non-reentrant checkpointing on the first k blocks, with the smallest k whose measured peak is within the budget,
+  and on one block less.
+* ``selective``: PyTorch's on every block with all matrix products kept.
+* ``AutoSAC``: PyTorch's program over modules (``_planner_autosac``), with the largest of a few budgets told to it whose measured peak
+  is within. It needs pulp and pwlf: ``pip install pulp pwlf``; without them it is left out, and that is said.
+
+A verdict compares overheads at the same measured peak: on the straight line between the two measured points of a peer around it. The
+model ``llama`` needs transformers: ``pip install 'lowtide[transformers]'``.
 
     python benchmarks/planner.py [--rounds 9] [--budgets 25 40 50 60 75] [MODEL ...]
 """
@@ -24,65 +32,23 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
-import torch.nn.functional as F
+from _planner_autosac import AutoSAC
+from _planner_models import SUBJECTS, Subject
+from _planner_verdict import Point, verdicts
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import lowtide
 from lowtide.measure import peak_bytes
-from lowtide.workloads.gpt import GPT
-from lowtide.workloads.resnet import ResNet
-from lowtide.workloads.unet import UNet
+from lowtide.plan import smallest_budget
 
 # Page faults of the C library's allocator are a large part of a step on the CPU, and differ from run to run.
 STEADY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184", "MALLOC_TOP_PAD_": "268435456", "MALLOC_ARENA_MAX": "1"}
 CPU = torch.device("cpu")
 MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, torch.ops.aten.convolution.default}
-Step = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model, the modules that people would checkpoint, and its step: forward and backward into gradients that are there already."""
-
-    model: nn.Module
-    blocks: list[nn.Module]
-    step: Step
-
-
-def subject(model: nn.Module, blocks: list[nn.Module], loss: Callable[[], torch.Tensor]) -> Subject:
-    def step() -> None:
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.zero_()
-        loss().backward()
-
-    step()
-    return Subject(model, blocks, step)
-
-
-def gpt() -> Subject:
-    """12 blocks, width 256, 4 sequences of 256."""
-    model = GPT(blocks=12, width=256, heads=4, context=256, dropout=0.0)
-    x, y = torch.randint(256, (2, 4, 256)).unbind()
-    return subject(model, list(model.blocks), lambda: F.cross_entropy(model(x).flatten(0, 1), y.flatten()))
-
-
-def cnn() -> Subject:
-    """Residual blocks with batch norm, uneven in width and resolution."""
-    model = ResNet(widths=(24, 48, 96), depths=(2, 4, 3))
-    x, y = torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
-    return subject(model, [block for stage in model.stages for block in stage], lambda: F.cross_entropy(model(x), y))
-
-
-def unet() -> Subject:
-    """Long skips: what a level makes on the way down is read on the way up."""
-    model = UNet(widths=(24, 48, 72, 128))
-    x = torch.randn(32, 3, 32, 32)
-    return subject(model, [*model.down, model.bottom, *model.up], lambda: F.mse_loss(model(x), x))
-
-
-SUBJECTS: dict[str, Callable[[], Subject]] = {"gpt": gpt, "cnn": cnn, "unet": unet}
+TOLD = (1.0, 0.97, 0.94, 0.9, 0.85)
+"""Of the budget, what AutoSAC is told of in turn until its measured peak is within."""
+Way = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -90,6 +56,7 @@ class Side:
     """A way to run the step.
 
     Attributes:
+        family: of sides that are one way to trade memory for time.
         name: for the table.
         active: a context in which the step is run that way; entering and leaving it is not timed.
         peak_bytes: measured.
@@ -97,11 +64,12 @@ class Side:
         predicted: peak and time over un-checkpointed, where it predicts them.
     """
 
+    family: str
     name: str
-    active: Callable[[], AbstractContextManager[object]]
+    active: Way
     peak_bytes: int
     note: str = ""
-    predicted: str = ""
+    predicted: tuple[float, float] | None = None
 
 
 @contextmanager
@@ -135,21 +103,45 @@ class Bench:
         self.resident = sum(storage.bytes for storage in self.trace.storages if storage.resident)
         self.before = lowtide.simulate(self.trace, None)
         self.plain_bytes = self._peak(nullcontext)
+        self.autosac = self._autosac()
         way = partial(selective, subject.blocks)
-        self.selective = Side("selective", way, self._peak(way))
+        self.selective = Side("selective", "selective", way, self._peak(way))
+
+    def _autosac(self) -> AutoSAC | None:
+        try:
+            return AutoSAC(self.subject.model, self.subject.step)
+        except ImportError as error:
+            print(f"AutoSAC is left out, for it needs pulp and pwlf (pip install pulp pwlf): {error}")
+        except Exception as error:  # it reads few kinds of models
+            print(f"AutoSAC is left out, for it cannot read this model: {type(error).__name__} {error}")
+        return None
 
     @cache  # noqa: B019
     def first(self, k: int) -> Side:
         way = partial(by_torch, self.subject.blocks[:k])
-        return Side(f"first {k}", way, self._peak(way))
+        return Side("first k", f"first {k}", way, self._peak(way))
 
     def peers(self, budget_bytes: int) -> list[Side]:
-        """The fewest first blocks that fit: the peak falls with their number."""
-        k = bisect_left(range(1, len(self.subject.blocks) + 1), True, key=lambda k: self.first(k).peak_bytes <= budget_bytes) + 1
-        found = [self.first(k)] if k <= len(self.subject.blocks) else []
+        """The fewest first blocks that fit, for the peak falls with their number, and one less; AutoSAC's choice; selective."""
+        blocks = len(self.subject.blocks)
+        k = bisect_left(range(1, blocks + 1), True, key=lambda k: self.first(k).peak_bytes <= budget_bytes) + 1
+        found = [self.first(i) for i in (k, k - 1) if i > 0 and k <= blocks]
+        found += self._by_autosac(budget_bytes)
         return found + ([self.selective] if self.selective.peak_bytes <= budget_bytes else [])
 
-    def _peak(self, active: Callable[[], AbstractContextManager[object]]) -> int:
+    def _by_autosac(self, budget_bytes: int) -> list[Side]:
+        for told in TOLD if self.autosac is not None else ():
+            share = told * (budget_bytes - self.resident) / (self.plain_bytes - self.resident)
+            choice = self.autosac.choice(self.resident + share * (self.autosac.plain_bytes - self.resident))
+            if not choice:
+                return []
+            way = partial(self.autosac.active, choice)
+            peak = self._peak(way)
+            if peak <= budget_bytes:
+                return [Side("AutoSAC", "AutoSAC", way, peak, f"{len(choice)} modules, {sum(map(sum, choice.values()))} ops kept")]
+        return []
+
+    def _peak(self, active: Way) -> int:
         with active():
             self.subject.step()
             self.subject.step()
@@ -160,45 +152,50 @@ class Bench:
         """Of the bytes that the un-checkpointed step has alive at its peak beyond what was there before."""
         return (size - self.resident) / (self.plain_bytes - self.resident)
 
-    def rows(self, percent: int, rounds: int, time_limit_s: float) -> Iterator[list[str]]:
+    def within(self, percent: int, rounds: int, time_limit_s: float) -> list[tuple[Side, float]]:
+        """The sides of a budget, ours first where there is a plan, each with its time over un-checkpointed."""
         budget = self.resident + (self.plain_bytes - self.resident) * percent // 100
         peers = self.peers(budget)
         began = time.monotonic()
         try:
             plan = lowtide.solve(self.trace, budget, time_limit_s=time_limit_s)
         except lowtide.InfeasibleBudgetError as error:
-            yield [f"{percent} %", "lowtide", f"none fits below {self.share(error.smallest_bytes):.3f}", "", "", ""]
-            yield from self._timed(f"{percent} %", peers, nullcontext, rounds)
-            return
-        planned_s = time.monotonic() - began
+            print(f"{percent:>5} %  lowtide: none fits below {self.share(error.smallest_bytes):.3f}")
+            return self._timed(peers, nullcontext, rounds)
+        return self._beside(plan, time.monotonic() - began, peers, rounds)
+
+    def leanest(self, rounds: int) -> list[tuple[Side, float]]:
+        """The plan of the smallest peak beside the replay of every block."""
+        began = time.monotonic()
+        return self._beside(smallest_budget(self.trace), time.monotonic() - began, [self.first(len(self.subject.blocks))], rounds)
+
+    def _beside(self, plan: lowtide.Plan, planned_s: float, peers: list[Side], rounds: int) -> list[tuple[Side, float]]:
         handle = lowtide.apply(self.subject.model, plan)
         try:
-            ours = Side("lowtide", nullcontext, self._peak(nullcontext), self._note(plan, planned_s), self._predicted(plan))
-            yield from self._timed(f"{percent} %", [ours, *peers], handle.disabled, rounds)
+            peak = self._peak(nullcontext)
+            ours = Side("lowtide", "lowtide", nullcontext, peak, self._note(plan, planned_s), self._predicted(plan))
+            return self._timed([ours, *peers], handle.disabled, rounds)
         finally:
             handle.remove()
 
     def _note(self, plan: lowtide.Plan, planned_s: float) -> str:
-        kept = sum(len(region.kept) for region in plan.regions)
+        kept, nested = sum(len(region.kept) for region in plan.regions), sum(bool(region.inside) for region in plan.regions)
         gap = "?" if plan.gap is None else f"{plan.gap:.1%}"
-        return f"{len(plan.regions)} regions, {kept} calls kept; gap {gap}, planned in {planned_s:.1f} s"
+        return f"{len(plan.regions)} regions, {nested} with others inside, {kept} calls kept; gap {gap}, planned in {planned_s:.1f} s"
 
-    def _predicted(self, plan: lowtide.Plan) -> str:
-        return f"{self.share(plan.predicted_peak_bytes):.3f} {plan.predicted_step_s / self.before.step_s:.3f}"
+    def _predicted(self, plan: lowtide.Plan) -> tuple[float, float]:
+        return self.share(plan.predicted_peak_bytes), plan.predicted_step_s / self.before.step_s
 
-    def _timed(
-        self, budget: str, sides: list[Side], without: Callable[[], AbstractContextManager[object]], rounds: int
-    ) -> Iterator[list[str]]:
-        plain, *times = self._times([Side("", nullcontext, 0), *sides], without, rounds)
-        for side, spent in zip(sides, times, strict=True):
-            over = statistics.median(s / p for s, p in zip(spent, plain, strict=True))
-            yield [budget, side.name, f"{self.share(side.peak_bytes):.3f}", f"{over:.3f}", side.predicted, side.note]
+    def _timed(self, sides: list[Side], without: Way, rounds: int) -> list[tuple[Side, float]]:
+        plain, *times = self._times([Side("", "", nullcontext, 0), *sides], without, rounds)
+        overs = (statistics.median(s / p for s, p in zip(spent, plain, strict=True)) for spent in times)
+        return list(zip(sides, overs, strict=True))
 
-    def _times(self, sides: list[Side], without: Callable[[], AbstractContextManager[object]], rounds: int) -> list[list[float]]:
+    def _times(self, sides: list[Side], without: Way, rounds: int) -> list[list[float]]:
         times: list[list[float]] = [[] for _ in sides]
         for round_ in range(rounds + 1):
             for side, seconds in zip(sides, times, strict=True):
-                with nullcontext() if side.name == "lowtide" else without(), side.active():
+                with nullcontext() if side.family == "lowtide" else without(), side.active():
                     gc.collect()
                     began = time.process_time()
                     self.subject.step()
@@ -208,12 +205,26 @@ class Bench:
         return times
 
 
-def show(name: str, bench: Bench, arguments: argparse.Namespace) -> None:
+def show(name: str, arguments: argparse.Namespace) -> None:
     print(f"{name}: peak and time over un-checkpointed")
+    bench = Bench(SUBJECTS[name]())
     print(f"{'budget':>7}  {'side':<11} {'peak':>6} {'time':>6}  {'predicted':<11}  what", flush=True)
+    points: list[Point] = []
     for percent in arguments.budgets:
-        for budget, side, peak, over, predicted, note in bench.rows(percent, arguments.rounds, arguments.time_limit):
-            print(f"{budget:>7}  {side:<11} {peak:>6} {over:>6}  {predicted:<11}  {note}", flush=True)
+        for side, over in bench.within(percent, arguments.rounds, arguments.time_limit):
+            print_row(f"{percent} %", bench, side, over)
+            points.append(Point(side.family, percent, bench.share(side.peak_bytes), over, *(side.predicted or ())))
+    lowest, every = bench.leanest(max(arguments.rounds // 3, 1))
+    print_row("lowest", bench, *lowest)
+    print_row("lowest", bench, *every)
+    print("\n".join(verdicts(name, points)))
+    ratio = bench.share(lowest[0].peak_bytes) / bench.share(every[0].peak_bytes)
+    print(f"  lowest peak over that of every block: {ratio:.3f} (goal of cnn and unet 0.85)\n", flush=True)
+
+
+def print_row(budget: str, bench: Bench, side: Side, over: float) -> None:
+    predicted = "" if side.predicted is None else "{:.3f} {:.3f}".format(*side.predicted)
+    print(f"{budget:>7}  {side.name:<11} {bench.share(side.peak_bytes):>6.3f} {over:>6.3f}  {predicted:<11}  {side.note}", flush=True)
 
 
 def main() -> None:
@@ -228,7 +239,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in arguments.models:
         torch.manual_seed(0)
-        show(name, Bench(SUBJECTS[name]()), arguments)
+        show(name, arguments)
 
 
 if __name__ == "__main__":
