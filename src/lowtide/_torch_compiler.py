@@ -64,6 +64,22 @@ def taken_apart(compiled: Any) -> tuple[Callable[..., Any], Any] | None:
     return cells["self"].cell_contents, cells["fn"].cell_contents
 
 
+def begin_anew(reason: str) -> None:
+    """Have the compiler look at the function that it compiles once more from its beginning."""
+    from torch._dynamo import exc
+
+    class BeginAnew(exc.TensorifyScalarRestartAnalysis, exc.UnspecializeRestartAnalysis):
+        """The first passes through what compiles graphs, the second has the compiler forget the way that it went."""
+
+    raise BeginAnew(restart_reason=reason)
+
+
+def break_graph() -> None:
+    """What the compiler traces ends here, and goes on as Python."""
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break()
+
+
 def graph_meta() -> dict[str, Any]:
     """What is known of the node of the compiler's graph that is being run."""
     return fx_traceback.current_meta

@@ -65,7 +65,7 @@ class _Row:
 
 
 def keep_nothing() -> Any:
-    """What ``context_fn`` is for a region of one module without a policy."""
+    """What ``context_fn`` is for a region that is made inside what is compiled."""
     from lowtide.engine._marks import contexts_of
 
     _taken[0] += 1
@@ -84,17 +84,24 @@ class InGraph:
     Attributes:
         contexts: what ``context_fn`` is for it: a plain function, for the compiler takes nothing else.
         mark: regions with the same one may share a graph, see ``_families``.
+        broken: why it can be in no graph, once that is known.
         told: that it is not in a graph.
     """
 
     def __init__(self, region: Region, root: Callable[[], nn.Module | None], member: int = 0, length: int = 1) -> None:
         self._region, self.root = weakref.ref(region), root  # weakly: ``contexts`` is in a cycle with this, which is to keep nothing alive
         self.member, self._is_last = member, member + 1 == length
+        self.broken = ""
         self.told = False
         self._seen: list[list[_Row]] = []
         self._known = False
         self._family = family_for(self, region.options.policy)
         self.mark = "" if self._family is None else self._family.mark
+
+        if torch.compiler.is_compiling():
+            # It could not use a function that is made while it traces; what is made then has no policy, or is not in the graph.
+            self.contexts = keep_nothing
+            return
 
         def contexts() -> Any:
             from lowtide.engine._marks import contexts_of
@@ -103,8 +110,7 @@ class InGraph:
                 _taken[0] += 1
             return contexts_of(self)
 
-        # One that is made while the compiler traces could not be used: a region that is made there has no policy, or is not in the graph.
-        self.contexts = contexts if region.options.policy is not None or length > 1 else keep_nothing
+        self.contexts = contexts
 
     @property
     def region(self) -> Region:

@@ -68,6 +68,8 @@ def region_call(region: Region, profile: Profile, fixed: nn.Module | None, fn: C
         if not torch.is_grad_enabled() or switch.off:
             return fn(*args, **kwargs)
         if torch.compiler.is_compiling() or torch_compiler.current() is not None:
+            if in_graph.broken:  # asked here: of what is looked at further inside before a break, the compiler remembers nothing
+                torch_compiler.break_graph()
             from lowtide.engine._compiled import run_under_compiler
 
             return run_under_compiler(in_graph, run, fn, args, kwargs)

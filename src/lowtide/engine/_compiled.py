@@ -46,12 +46,15 @@ def run_under_compiler(
         target: what it calls.
         args, kwargs: its arguments.
     """
+    if region.broken:
+        torch_compiler.break_graph()
     if torch.compiler.is_compiling() and region.mark is not None:  # to read it has the compiler look at it before it takes a graph
         return _marked(lambda: target(*args, **kwargs), use_reentrant=False, context_fn=region.contexts)
     if not region.told:
         region.told = True
         warnings.warn(
-            f"torch.compile could not take region {region.region.name!r} into a graph ({torch_compiler.graph_break_reason()}): "
+            f"torch.compile could not take region {region.region.name!r} into a graph "
+            f"({region.broken or torch_compiler.graph_break_reason()}): "
             "it is run and replayed as Python, with nothing in it compiled",
             stacklevel=3,
         )

@@ -115,6 +115,8 @@ class InstalledForward:
         if not torch.is_grad_enabled() or not self.segment.enabled or switch.off:
             return type(module).forward(module, *args, **kwargs) if self.before is None else self.before(*args, **kwargs)
         if torch.compiler.is_compiling() or torch_compiler.current() is not None:
+            if self._in_graph.broken:  # asked here: of what is looked at further inside before a break, the compiler remembers nothing
+                torch_compiler.break_graph()
             return self._run_under_compiler(args, kwargs)
         target: Callable[..., Any] = self.before or type(module).forward.__get__(module)
         return self.segment.run(self.member, target, module, args, kwargs)

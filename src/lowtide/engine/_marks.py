@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from lowtide import _torch_compiler as torch_compiler
+from lowtide.engine._written import Touched
+from lowtide.errors import ReplayError
 
 if TYPE_CHECKING:
     from lowtide.engine._calls_in_graph import InGraph, Run
@@ -54,6 +56,7 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._around: Forward | None = None
         self._number: Any = None
         self._marks, self.replay = create_selective_checkpoint_contexts(self._decide)  # type: ignore[no-untyped-call]
+        self._touched = Touched()
         self.decided = CheckpointPolicy.MUST_RECOMPUTE
 
     def _decide(self, _: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -101,6 +104,19 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _traced.left = weakref.ref(self._region.region), self._region.member, self._number
         if self._run is not None:
             self._run.__exit__(*error)
+        if error[0] is None:
+            self._check_unwritten()
+
+    def _check_unwritten(self) -> None:
+        """Have the compiler begin anew, without this region in the graph, if it could not be replayed rightly."""
+        written = self._touched.written()
+        if written is None:
+            return
+        why = f"it reads a tensor of shape {tuple(map(torch_compiler.size_hint, written.shape))} from elsewhere and writes to it"
+        if self._region is None:
+            raise ReplayError(f"a region that is made inside a compiled function cannot be replayed: {why}; make it outside of it")
+        self._region.broken = why
+        torch_compiler.begin_anew(why)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         meta = torch_compiler.graph_meta()
@@ -108,7 +124,13 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._number is None:
                 self._number = meta["ac_graph_id"]
             meta["ac_graph_id"] = self._number
-        return self._marks.__torch_dispatch__(func, types, args, kwargs)
+        kwargs = kwargs or {}
+        if self._around is not None:
+            return self._marks.__torch_dispatch__(func, types, args, kwargs)
+        shown = self._touched.before(func, args, kwargs)
+        result = self._marks.__torch_dispatch__(func, types, args, kwargs)
+        self._touched.after(result, shown)
+        return result
 
 
 def is_innermost(run: Run) -> bool:
