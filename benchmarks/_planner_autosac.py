@@ -70,7 +70,7 @@ class AutoSAC:
         with ExitStack() as stack:
             for name, kept in choice.items():
                 module = self._model.get_submodule(name.removeprefix(self._root).removeprefix("."))
-                stack.enter_context(_checkpointed(module, partial(_contexts, kept, self._skipped)))
+                stack.enter_context(by_torch([module], context_fn=partial(_contexts, kept, self._skipped)))
             yield
 
 
@@ -88,12 +88,18 @@ def _contexts(kept: list[int], skipped: set[Any]) -> Any:
 
 
 @contextmanager
-def _checkpointed(module: nn.Module, context_fn: Callable[[], Any]) -> Iterator[None]:
-    module.__dict__["forward"] = partial(checkpoint, type(module).forward.__get__(module), use_reentrant=False, context_fn=context_fn)
+def by_torch(blocks: list[nn.Module], **options: object) -> Iterator[None]:
+    """These modules run under PyTorch's non-reentrant checkpointing in here."""
+    before = [block.__dict__.get("forward") for block in blocks]
+    for block in blocks:
+        block.__dict__["forward"] = partial(checkpoint, type(block).forward.__get__(block), use_reentrant=False, **options)
     try:
         yield
     finally:
-        del module.__dict__["forward"]
+        for block, forward in zip(blocks, before, strict=True):
+            del block.__dict__["forward"]
+            if forward is not None:  # a region is installed there
+                block.__dict__["forward"] = forward
 
 
 @contextmanager

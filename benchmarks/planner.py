@@ -26,17 +26,17 @@ import statistics
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
-from _planner_autosac import AutoSAC
+from _planner_autosac import AutoSAC, by_torch
 from _planner_models import SUBJECTS, Subject
 from _planner_verdict import Point, verdicts
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 import lowtide
 from lowtide.measure import peak_bytes
@@ -70,20 +70,6 @@ class Side:
     peak_bytes: int
     note: str = ""
     predicted: tuple[float, float] | None = None
-
-
-@contextmanager
-def by_torch(blocks: list[nn.Module], **options: object) -> Iterator[None]:
-    before = [block.__dict__.get("forward") for block in blocks]
-    for block in blocks:
-        block.__dict__["forward"] = partial(checkpoint, type(block).forward.__get__(block), use_reentrant=False, **options)
-    try:
-        yield
-    finally:
-        for block, forward in zip(blocks, before, strict=True):
-            del block.__dict__["forward"]
-            if forward is not None:
-                block.__dict__["forward"] = forward
 
 
 def keep_matmuls(_: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
