@@ -25,6 +25,8 @@ Progress = Callable[[str], None]
 T = TypeVar("T")
 
 _MOST_TRIES = 12
+_ENOUGH_TRIES = 3
+"""Once something within the budget is found, faster ways are looked for until so many were compiled."""
 _CLOSE = 0.02
 """Of the budget: a faster way that is predicted to be over it by no more is tried as well."""
 _FAR = 0.1
@@ -199,11 +201,12 @@ class _Fitting:
         # Peaks come in steps: what several predictions in a row have missed is further away than they say.
         most = allowed * (1 + _CLOSE) if within else allowed * (1 - _CLOSE * self._misses)
         likely = [k for k in left if self._predicted(rungs, k) <= most]
+        if within and self._misses > _ENOUGH_TRIES:
+            return None
         if likely or within:
             return next(iter(likely), None)
-        lowest = min(left, key=lambda k: self._predicted(rungs, k), default=None)
-        near = lowest is not None and self._predicted(rungs, lowest) <= allowed * (1 + _FAR)
-        return lowest if near or len(rungs) - 1 not in self._tried else None
+        resorts = [k for k in left if k == len(rungs) - 1 or self._predicted(rungs, k) <= allowed * (1 + _FAR)]
+        return min(resorts, key=lambda k: self._predicted(rungs, k), default=None)
 
     def _predicted(self, rungs: list[Rung], k: int) -> int:
         nearest = min(self._tried, key=lambda j: abs(rungs[j].peak_bytes - rungs[k].peak_bytes))

@@ -45,7 +45,8 @@ def ladder(menus: Sequence[Sequence[Way]]) -> list[Rung]:
         menus: the ways that each graph has, graphs in the order in which they run forward.
     """
     if len(menus) == 1:
-        return _ascending([Rung.of([way]) for way in menus[0]])
+        rungs = [Rung.of([way]) for way in menus[0]]
+        return _ascending(rungs, rungs[0])
     of, ways = [i for i, menu in enumerate(menus) for _ in menu], [way for menu in menus for way in menu]
     seconds = np.array([way.seconds for way in ways])
     take = np.array([[float(i == each) for i in of] for each in range(len(menus))])
@@ -62,13 +63,15 @@ def ladder(menus: Sequence[Sequence[Way]]) -> list[Rung]:
 
     quickest, leanest = Rung.of([menu[0] for menu in menus]), best(None)
     assert leanest is not None  # any way of each is a choice
-    rungs = [quickest, leanest, *(best(float(b)) for b in np.linspace(quickest.peak_bytes, leanest.peak_bytes, _RUNGS))]
-    return _ascending([rung for rung in rungs if rung is not None])
+    # Timelines are not exact: what saves the least is a choice whatever its peak is said to be.
+    saving = Rung.of([min(menu, key=lambda way: way.saved_bytes) for menu in menus])
+    others = [best(float(b)) for b in np.linspace(quickest.peak_bytes, leanest.peak_bytes, _RUNGS)]
+    return _ascending([quickest, leanest, *(rung for rung in others if rung is not None)], saving)
 
 
-def _ascending(rungs: list[Rung]) -> list[Rung]:
+def _ascending(rungs: list[Rung], always: Rung) -> list[Rung]:
     found: list[Rung] = []
     for rung in sorted(rungs, key=lambda r: (r.seconds, r.peak_bytes)):
         if not found or rung.peak_bytes < found[-1].peak_bytes:
             found.append(rung)
-    return found
+    return found if any(rung.ways == always.ways for rung in found) else sorted([*found, always], key=lambda r: r.seconds)

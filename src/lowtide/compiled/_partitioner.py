@@ -20,8 +20,11 @@ from lowtide.compiled._stretches import Stretches
 from lowtide.compiled._timeline import Timeline, Timelines
 from lowtide.errors import InfeasibleBudgetError
 
-_ALMOST_ALL = 0.999
-"""At this share of its budget, PyTorch replays whatever is cheap."""
+_SHARES = (1, 0.999)
+"""At a little less than all of the bytes that it would save, PyTorch replays whatever is cheap."""
+_MORE_SHARES = (0.75, 0.5, 0.25, 0)
+_SMALL = 500
+"""Nodes of a graph for which PyTorch's other choices are looked at as well."""
 _SOURCES = tuple(str(file) for file in sorted(Path(__file__).parent.glob("*.py")))
 _menus: dict[str, Menu] = {}
 _calls = itertools.count()
@@ -164,7 +167,8 @@ class Partitioner(CustomPartitionerFn):
 def _menu(joint: Joint, costs: Costs, own: torch_partitioner.Own) -> Menu | None:
     """The ways of a graph; ``None`` where there is nothing to choose."""
     save_s = [costs.save_s(node) for node in joint.nodes]
-    timelines, by_torch = Timelines(joint, save_s), [frozenset(joint.number[node] for node in own(share)) for share in (1, _ALMOST_ALL)]
+    shares = _SHARES + (_MORE_SHARES if len(joint.nodes) <= _SMALL else ())
+    timelines, by_torch = Timelines(joint, save_s), [frozenset(joint.number[node] for node in own(share)) for share in shares]
     found = Search(timelines, Stretches(joint, save_s), by_torch).timelines()
     if not found:
         return None

@@ -8,7 +8,6 @@ from one to the next is saved, so that each replays by itself: that is what keep
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,12 +19,13 @@ from lowtide.compiled._min_cut import Network
 _LONGEST = 4
 """Stretches that are replayed as one, at most."""
 _MOST_PLACES = 40
-_PRICES = (0.0, 1e-12, 1e-7)
-"""Seconds for a byte: none, the lowest and the highest that are tried."""
+_HIGHEST_PRICE = 1e-7
+"""Seconds for a byte: at more, nothing else would be saved."""
 _LEAST_PRICE = 1e-15
 """Of what takes equally long, what is smaller is saved."""
-_DEPTH = 4
-"""How often the range of prices is halved."""
+_UNLIKE = 0.02
+_DEPTH = 3
+"""How often a range of cuts is divided."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,13 @@ class Option:
     first: int
     last: int
     saved: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    saved: frozenset[int]
+    seconds: float
+    bytes: int
 
 
 class Stretches:
@@ -116,19 +123,27 @@ class Stretches:
         return {i for i in forced if joint.savable[i]}, wanted
 
     def _between(self, nodes: list[int], forced: set[int], wanted: set[int]) -> list[frozenset[int]]:
-        found: dict[float, frozenset[int]] = {price: self._cut(nodes, forced, wanted, price) for price in _PRICES}
+        """The corners of the convex hull of seconds and bytes.
 
-        def halve(low: float, high: float, depth: int) -> None:
-            if depth and found[low] != found[high]:
-                middle = math.sqrt(low * high)
-                found[middle] = self._cut(nodes, forced, wanted, middle)
-                halve(low, middle, depth - 1)
-                halve(middle, high, depth - 1)
+        At the price at which two cuts cost the same, the cheapest is one of them, or another below the line between them.
+        """
+        quickest, smallest = (self._cut(nodes, forced, wanted, price) for price in (0.0, _HIGHEST_PRICE))
+        found = dict.fromkeys([quickest, smallest])
 
-        halve(_PRICES[1], _PRICES[2], _DEPTH)
-        return list(dict.fromkeys(found[price] for price in sorted(found)))
+        def between(quick: _Cut, small: _Cut, depth: int) -> None:
+            if not depth or quick.bytes <= small.bytes:
+                return
+            price = (small.seconds - quick.seconds) / (quick.bytes - small.bytes)
+            middle = self._cut(nodes, forced, wanted, max(price, 0.0))
+            if middle not in found:
+                found[middle] = None
+                between(quick, middle, depth - 1)
+                between(middle, small, depth - 1)
 
-    def _cut(self, nodes: list[int], forced: set[int], wanted: set[int], price: float) -> frozenset[int]:
+        between(quickest, smallest, _DEPTH)
+        return [cut.saved for cut in sorted(found, key=lambda cut: cut.seconds)]
+
+    def _cut(self, nodes: list[int], forced: set[int], wanted: set[int], price: float) -> _Cut:
         """The cheapest cut between what is at hand and what backward needs.
 
         Each node of the graph is two of the network: that it runs again, and that its value is there. To cut between the two is to save it,
@@ -136,20 +151,24 @@ class Stretches:
         """
         joint = self._joint
         run = {i: 2 + 2 * k for k, i in enumerate(nodes)}
+        # Ops that are alike cost a little more the later they are, or a line between two cuts would have others on it that are never found.
+        again = {i: joint.seconds[i] * (1 + _UNLIKE * k / len(nodes)) for k, i in enumerate(nodes)}
+        # A view holds all of its storage; the base is as good.
+        size = {i: joint.size(joint.root[i]) + (joint.root[i] != i) for i in nodes}
         network = Network(2 + 2 * len(nodes))
         for i in nodes:
             there = run[i] + 1
-            # A view holds all of its storage; the base is as good.
-            size = joint.size(joint.root[i]) + (joint.root[i] != i)
-            network.edge(run[i], there, (price + _LEAST_PRICE) * size + self._save_s[i] if joint.savable[i] else np.inf)
-            network.edge(0, run[i], joint.seconds[i] if joint.replayable[i] and i not in forced else np.inf)
+            network.edge(run[i], there, (price + _LEAST_PRICE) * size[i] + self._save_s[i] if joint.savable[i] else np.inf)
+            network.edge(0, run[i], again[i] if joint.replayable[i] and i not in forced else np.inf)
             if i in wanted or i in forced:
                 network.edge(there, 1)
             for u in joint.users[i]:
                 if u in run:
                     network.edge(there, run[u])
-        source_side = network.source_side()
-        return frozenset(i for i in nodes if source_side[run[i]] and not source_side[run[i] + 1])
+        side = network.source_side()
+        saved = frozenset(i for i in nodes if side[run[i]] and not side[run[i] + 1])
+        seconds = sum(again[i] for i in nodes if not side[run[i]]) + sum(self._save_s[i] for i in saved)
+        return _Cut(saved, seconds, sum(size[i] for i in saved))
 
 
 def _positions(joint: Joint) -> dict[int, int]:
