@@ -59,6 +59,7 @@ class Recipe:
         clip: largest norm of all gradients.
         in_backward: each parameter is updated as soon as its gradient is there, and the gradient dropped.
         exits_early: backward runs outside of the precision's context.
+        compiled: the model is compiled.
     """
 
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -67,14 +68,16 @@ class Recipe:
     clip: float | None = None
     in_backward: bool = False
     exits_early: bool = True
+    compiled: bool = False
 
 
 class Training:
     """A model in training; what it did so far is in ``losses``."""
 
-    def __init__(self, recipe: Recipe, plan: Any = None) -> None:
+    def __init__(self, recipe: Recipe, plan: Any = None, model: Callable[[], nn.Module] = Model) -> None:
         torch.manual_seed(0)
-        self.recipe, self.model = recipe, Model()
+        self.recipe, self.model = recipe, model()
+        self.run_model = torch.compile(self.model, backend="aot_eager") if recipe.compiled else self.model
         self.handle = None if plan is None else lowtide.apply(self.model, plan)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if recipe.scaled else None
         self.losses: list[torch.Tensor] = []
@@ -100,7 +103,7 @@ class Training:
 
     def _backward(self, piece: torch.Tensor) -> torch.Tensor:
         with self.recipe.precision():
-            loss = F.mse_loss(self.model(piece)[:, :-1], piece[:, 1:]) / self.recipe.pieces
+            loss = F.mse_loss(self.run_model(piece)[:, :-1], piece[:, 1:]) / self.recipe.pieces
             if not self.recipe.exits_early:
                 self._scaled(loss).backward()
         if self.recipe.exits_early:

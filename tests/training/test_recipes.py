@@ -34,6 +34,8 @@ RECIPES = {
     "accumulated, bfloat16, scaled and clipped": Recipe(precision=brain, scaled=True, pieces=2, clip=0.5),
     "clipped": Recipe(clip=0.1),
     "updated in backward": Recipe(in_backward=True),
+    "offloaded": Recipe(precision=torch.autograd.graph.save_on_cpu),
+    "offloaded, accumulated and updated in backward": Recipe(precision=torch.autograd.graph.save_on_cpu, pieces=2, in_backward=True),
     "updated in backward, bfloat16": Recipe(in_backward=True, precision=brain),
 }
 

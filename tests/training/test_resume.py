@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,3 +55,19 @@ def test_a_plan_is_exchanged_in_the_middle_of_training():
     lowtide.apply(changing.model, "selective")
     changing.run(2)
     assert all(torch.equal(one, other) for one, other in zip(changing.losses, whole.losses, strict=True))
+
+
+@pytest.mark.parametrize(("before", "after"), [("full", "selective"), ("selective", "none")])
+def test_training_goes_on_in_another_process(tmp_path, before, after):
+    whole = Training(RECIPE)
+    start = torch.get_rng_state()
+    whole.run(5)
+    first = Training(RECIPE, before)
+    torch.set_rng_state(start)
+    first.run(2)
+    torch.save(first.checkpoint(), tmp_path / "state.pt")
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "tests.training._resumed", str(tmp_path / "state.pt"), after]
+    environment = {**os.environ, "PYTHONPATH": f"{Path(lowtide.__file__).parents[1]}{os.pathsep}{root}"}
+    ran = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True)
+    assert [loss.item().hex() for loss in first.losses] + ran.stdout.split() == [loss.item().hex() for loss in whole.losses]

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from lowtide import _torch_private as private
+from lowtide.errors import ReplayError
 
 PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
 NUMPY: np.random.RandomState = np.random.get_state.__self__  # type: ignore[attr-defined]
@@ -114,6 +115,11 @@ def _take_devices() -> list[Any]:
         _ONLY_CPU.append(True)
         return taken
     if _has_cuda() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_current_stream_capturing():
+            raise ReplayError(
+                "a region is captured in a CUDA graph, where the state of a generator can be neither read nor set for its replay: let "
+                "torch.compile(model, mode='reduce-overhead') capture the step, where regions are the compiler's, or capture without them"
+            )
         taken += [(_Philox(g), (g.initial_seed(), g.get_offset())) for g in torch.cuda.default_generators]
     elif _other() is not None:
         module = _other()
