@@ -27,6 +27,7 @@ class Joint:
         is_forward, is_gradient: forward needs it; it depends on the gradients that backward is given.
         bytes: what it allocates: 0 for views, for values that are no tensors, and for what was there before.
         root: whose storage it has.
+        is_write: it writes to one of its inputs.
         savable, replayable: it may be handed from forward to backward; it may run again in backward.
         fusible, is_reduction: the compiler may make one loop of it and its neighbours; its result is smaller than what it reads.
         seconds: what it takes to run it again.
@@ -66,6 +67,7 @@ class Joint:
         self.seconds = [
             seconds_of(node) if node.op == "call_function" and not self._is_view(i) else 0.0 for i, node in enumerate(self.nodes)
         ]
+        self.is_write = [isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable for node in self.nodes]
         written = {self.number[node] for node in outputs[2]}
         self.savable = [self._may_be_saved(i) and i not in written for i in count]
         self.replayable = [self._may_be_replayed(node) for node in self.nodes]

@@ -196,18 +196,25 @@ def _constants(joint: Joint) -> set[int]:
 
 
 def _places(joint: Joint, at: dict[int, int]) -> list[int]:
-    """Positions where less is alive than around them, the ends included."""
+    """Positions where less is alive than around them, the ends included.
+
+    What forward returns or writes to its inputs at its end, such as running statistics, is left out: it only adds up.
+    """
     order = [i for i in at if joint.is_forward[i]]
+    writes = {i for i in order if joint.is_write[i]}
+    stays = {joint.root[i] for i in joint.forward_outputs}.union(joint.root[j] for i in writes for j in joint.inputs[i])
     last = {joint.root[i]: at[i] for i in order}
     for i in order:
         for j in joint.inputs[i]:
             last[joint.root[j]] = max(last.get(joint.root[j], -1), at[i])
     alive = np.zeros(len(order) + 2, dtype=np.int64)
     for i in order:
+        if joint.root[i] in stays:
+            continue
         alive[at[i] + 1] += joint.bytes[i]
         alive[last[i] + 1 if joint.root[i] == i else at[i] + 1] -= joint.bytes[i]
     alive = np.cumsum(alive)
-    dear = [at[i] for i in order if not joint.fusible[i] and joint.seconds[i] > 0]
+    dear = [at[i] for i in order if not joint.fusible[i] and joint.seconds[i] > 0 and i not in writes]
     between = [high - int(np.argmin(alive[low + 1 : high + 1][::-1])) for low, high in pairwise(dear)]
     minima = [b for k, b in enumerate(between) if all(alive[b] <= alive[c] for c in between[max(k - 1, 0) : k + 2])]
     while len(minima) > _MOST_PLACES:

@@ -1,0 +1,62 @@
+"""Where a graph is cut into stretches, and which gradients are zero but for rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.compiled import _costs, _fit, _partitioner
+from lowtide.compiled._stretches import Stretches
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute"),
+]
+
+
+class StopError(Exception):
+    pass
+
+
+class Chain(nn.Module):
+    """One product a block, so that as much is alive between any two of them, but for running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Tanh()) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_running_statistics_add_up_and_hide_no_place_between_blocks(monkeypatch):
+    monkeypatch.setattr(_costs, "seconds", lambda run, device: 1e-3)
+    found: list[Stretches] = []
+
+    def stop(joint, costs, own):
+        found.append(Stretches(joint, [0.0] * len(joint.nodes)))
+        raise StopError
+
+    monkeypatch.setattr(_partitioner, "_menu", stop)
+    model = Chain()
+    model.compile(options=lowtide.compile_options("1GiB"))
+    with pytest.raises(Exception, match="StopError"):
+        model(torch.randn(64, 16)).sum().backward()
+    stretches = found[-1]
+    products = [[str(stretches._joint.nodes[i].target) for i in stretches.nodes(k, k + 1)].count("aten.addmm.default") for k in range(5)]
+    assert products == [1, 1, 1, 1, 1]
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_may_be_another():
+    seen = {"gradient of a": torch.tensor([0.5]), "gradient of b": torch.tensor([1e-7]), "loss": torch.tensor(2.0)}
+    noise = _fit._noise(seen)
+    assert noise.keys() == {"gradient of a", "gradient of b"}
+    assert noise["gradient of b"] > 2
+    assert noise["gradient of a"] < 1e-4
+    half = {name: tensor.bfloat16() for name, tensor in seen.items()}
+    assert _fit._noise(half)["gradient of a"] == pytest.approx(0.01)
