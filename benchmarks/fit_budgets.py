@@ -40,7 +40,7 @@ def row(workload: lowtide.Workload, share: int, rounds: int) -> list[str]:
         "yes" if result.peak_bytes <= result.budget_bytes else "NO",
         f"{result.peak_bytes / result.plain.peak_bytes:.2f}",
         f"{result.step_ratio:.3f}",
-        f"{result.after.step_s / result.before.step_s:.3f}",
+        f"{result.after.planned_s / result.before.step_s:.3f}",
         "yes" if result.verified and result.verification.repeatable else "NO",
         str(len(result.plan.regions)),
     ]

@@ -11,6 +11,8 @@ take of the machine. The peers:
 * ``AutoSAC``: PyTorch's program over modules (``_planner_autosac``), with the largest of a few budgets told to it whose measured peak
   is within. It needs pulp and pwlf: ``pip install pulp pwlf``; without them it is left out, and that is said.
 
+Rockmate is not among them: it needs rkgb, whose published versions lack their own package ``rkgb.core``, so that it cannot be imported.
+
 A verdict compares overheads at the same measured peak: on the straight line between the two measured points of a peer around it. The
 model ``llama`` needs transformers: ``pip install 'lowtide[transformers]'``.
 
