@@ -84,7 +84,8 @@ def _contexts(kept: list[int], skipped: set[Any]) -> Any:
         places[context.is_recompute] = place + 1
         return CheckpointPolicy.MUST_SAVE if place < len(kept) and kept[place] else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    # Its programs keep ops in place together with what they write to, so that the last value is the one that is wanted.
+    return create_selective_checkpoint_contexts(policy, allow_cache_entry_mutation=True)
 
 
 @contextmanager
