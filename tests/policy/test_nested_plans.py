@@ -201,3 +201,31 @@ def test_blocks_that_are_alike_have_the_same_put_inside(monkeypatch) -> None:
     assert EqualBlocks(TraceIndex(trace)).original
     assert inside_blocks() == apart
     assert {region.paths for region in apart} >= {(str(i),) for i in range(BLOCKS)}
+
+
+class Adding(nn.Module):
+    """Linear layers of which all but the first are given another tensor as well, as decoders and rotary embeddings have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(nn.Bilinear(16, 16, 16) if i else nn.Linear(16, 16) for i in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        other = self.scale(x)
+        for i, block in enumerate(self.blocks):
+            x = block(x, other) if i else block(x)
+        return x
+
+
+def test_a_run_inside_a_region_that_is_given_more_on_its_way_is_refused_and_never_planned() -> None:
+    subject = Subject(Adding())
+    plain = subject.gradients()
+    trace = with_fixed_times(lowtide.trace(subject.model, subject.step))
+    paths = tuple(f"blocks.{i}" for i in range(4))
+    with pytest.raises(PlanError, match=r"'blocks\.1' is given what no module before it"):
+        simulate(trace, [PlannedRegion(paths, inside=(PlannedRegion(paths[:2]),))])
+    plan = smallest_budget(trace)
+    lowtide.apply(subject.model, plan)
+    for _ in range(3):
+        assert all(map(torch.equal, subject.gradients(), plain))
