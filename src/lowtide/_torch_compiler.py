@@ -65,8 +65,18 @@ def taken_apart(compiled: Any) -> tuple[Callable[..., Any], Any] | None:
 
 
 def begin_anew(reason: str) -> None:
-    """Have the compiler look at the function that it compiles once more from its beginning."""
+    """Have the compiler look at the function that it compiles once more from its beginning.
+
+    The graph may have been run up to the middle of a function transform, which nobody would end: it is ended here. (2.11 ends some itself,
+    and then fails.)
+    """
     from torch._dynamo import exc
+
+    depth = _transforms_at_entry()
+    if depth != torch._C._functorch.get_dynamic_layer_stack_depth():
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if depth == 0:  # the first of them had forbidden hooks
+            torch._C._autograd._saved_tensors_hooks_enable()
 
     class BeginAnew(exc.TensorifyScalarRestartAnalysis, exc.UnspecializeRestartAnalysis):
         """The first passes through what compiles graphs, the second has the compiler forget the way that it went."""
@@ -78,6 +88,16 @@ def break_graph() -> None:
     """What the compiler traces ends here, and goes on as Python."""
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break()
+
+
+def _transforms_at_entry() -> int:
+    """How many function transforms were under way when what is being compiled was called."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is entry():
+            return int(frame.f_locals["saved_dynamic_layer_stack_depth"])
+        frame = frame.f_back
+    return 0
 
 
 def graph_meta() -> dict[str, Any]:

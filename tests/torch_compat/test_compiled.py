@@ -50,3 +50,18 @@ def test_a_library_that_was_compiled_under_substitution():
         found = _gradients(compiled)
     assert all(torch.equal(one, other) for one, other in zip(found, _gradients(_fn), strict=True))
     torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_region_that_reads_a_buffer_and_writes_to_it_is_an_error():
+    """PyTorch's own function gives a wrong gradient there."""
+    mean = torch.ones(4)
+
+    def body(x):
+        mean.mul_(0.9).add_(x.detach().mean(0))
+        return torch.tanh(x * mean)
+
+    compiled = torch.compile(lambda x: lowtide.torch_compat.checkpoint(body, x, use_reentrant=False), backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"cannot replay a region rightly.*reads a tensor of shape \(4,\)"):
+        compiled(torch.randn(3, 4, requires_grad=True))
+    torch._dynamo.reset()

@@ -85,13 +85,14 @@ class InGraph:
         contexts: what ``context_fn`` is for it: a plain function, for the compiler takes nothing else.
         mark: regions with the same one may share a graph, see ``_families``.
         broken: why it can be in no graph, once that is known.
+        plain: it was met under a function transform, where it is not replayed.
         told: that it is not in a graph.
     """
 
     def __init__(self, region: Region, root: Callable[[], nn.Module | None], member: int = 0, length: int = 1) -> None:
         self._region, self.root = weakref.ref(region), root  # weakly: ``contexts`` is in a cycle with this, which is to keep nothing alive
         self.member, self._is_last = member, member + 1 == length
-        self.broken = ""
+        self.broken, self.plain = "", False
         self.told = False
         self._seen: list[list[_Row]] = []
         self._known = False

@@ -48,6 +48,8 @@ def run_under_compiler(
     """
     if region.broken:
         torch_compiler.break_graph()
+    if torch.compiler.is_compiling() and region.plain:
+        return target(*args, **kwargs)
     if torch.compiler.is_compiling() and region.mark is not None:  # to read it has the compiler look at it before it takes a graph
         return _marked(lambda: target(*args, **kwargs), use_reentrant=False, context_fn=region.contexts)
     if not region.told:

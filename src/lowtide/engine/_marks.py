@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from lowtide import _torch_compiler as torch_compiler
+from lowtide import _torch_private as private
 from lowtide.engine._written import Touched
 from lowtide.errors import ReplayError
 
@@ -106,6 +107,8 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._run.__exit__(*error)
         if error[0] is None:
             self._check_unwritten()
+        elif self._region is not None and isinstance(error[1], RuntimeError) and "saved tensor hooks" in str(error[1]):
+            self._leave_out("it contains transforms of torch.func")
 
     def _check_unwritten(self) -> None:
         """Have the compiler begin anew, without this region in the graph, if it could not be replayed rightly."""
@@ -114,7 +117,14 @@ class Forward(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         why = f"it reads a tensor of shape {tuple(map(torch_compiler.size_hint, written.shape))} from elsewhere and writes to it"
         if self._region is None:
-            raise ReplayError(f"a region that is made inside a compiled function cannot be replayed: {why}; make it outside of it")
+            raise ReplayError(
+                f"torch.compile cannot replay a region rightly that is made where it is called: {why}; make it once, outside of what is "
+                "compiled, with lowtide.checkpoint(function) or lowtide.apply(model, …), so that it can be left to Python"
+            )
+        self._leave_out(why)
+
+    def _leave_out(self, why: str) -> None:
+        assert self._region is not None
         self._region.broken = why
         torch_compiler.begin_anew(why)
 
@@ -139,6 +149,13 @@ def is_innermost(run: Run) -> bool:
 
 
 def contexts_of(region: InGraph | None) -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """The modes under which the compiler runs a region forward and again, to mark what it saves."""
+    """The modes under which the compiler runs a region forward and again, to mark what it saves.
+
+    Under a function transform nothing can be marked: there the region is left out of it, as in Python.
+    """
+    if region is not None and (private.functorch_active() or not private.hooks_allowed()):
+        region.plain = True
+        region.region.tell_plain()
+        torch_compiler.begin_anew("a region under a function transform")
     forward = Forward(region, None if region is None or region.region.options.policy is None else region.run())
     return forward, forward.replay

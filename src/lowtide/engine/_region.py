@@ -210,14 +210,18 @@ class Region:
 
         return pack_and_hash
 
-    def _run_plain(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Under function transforms and forward-mode derivatives: gradients are right, no memory is saved."""
+    def tell_plain(self) -> None:
+        """Say, but only once, that it saves no memory here."""
         if not self._told:
             self._told = True
             warnings.warn(
                 f"region {self.name!r} runs under a function transform (torch.func) or in forward mode, where no memory can be saved",
-                stacklevel=4,
+                stacklevel=5,
             )
+
+    def _run_plain(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Under function transforms and forward-mode derivatives: gradients are right, no memory is saved."""
+        self.tell_plain()
         return target(*args, **kwargs)
 
 

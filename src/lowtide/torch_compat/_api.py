@@ -61,7 +61,11 @@ def checkpoint(
     if torch.compiler.is_compiling():
         options: tuple[Any, ...] = (use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop)
         given = {name: value for (name, usual), value in zip(_USUAL, options, strict=True) if value is not usual}
+        from lowtide.engine._calls_in_graph import keep_nothing
         from lowtide.engine._compiled import graph_or_python
+
+        if not use_reentrant:  # PyTorch's own mode does not notice what the compiler would replay wrongly
+            given.setdefault("context_fn", keep_nothing)
 
         return graph_or_python(
             lambda: _theirs(function, *args, **given, **kwargs),
