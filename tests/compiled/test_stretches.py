@@ -1,4 +1,4 @@
-"""Where a graph is cut into stretches, and which gradients are zero but for rounding."""
+"""Where a graph is cut into stretches, which gradients are zero but for rounding, and what shares compiled code."""
 
 from __future__ import annotations
 
@@ -60,3 +60,15 @@ def test_a_gradient_that_is_zero_but_for_rounding_may_be_another():
     assert noise["gradient of a"] < 1e-4
     half = {name: tensor.bfloat16() for name, tensor in seen.items()}
     assert _fit._noise(half)["gradient of a"] == pytest.approx(0.01)
+
+
+def test_what_has_no_rule_shares_nothing_with_what_has_one():
+    ruled, unruled = _partitioner.Partitioner(_partitioner.Rule), _partitioner.Partitioner(_refused)
+    assert ruled == _partitioner.Partitioner(_partitioner.Rule)
+    assert unruled != ruled
+    assert ruled != unruled
+    assert unruled == unruled
+
+
+def _refused() -> _partitioner.Rule:
+    raise lowtide.InvalidInputError("a share of nothing")
