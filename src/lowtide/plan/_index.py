@@ -28,6 +28,8 @@ CATEGORIES = tuple(Category)
 _PARAMETER = CATEGORIES.index(Category.PARAMETER)
 CAST = "aten._to_copy.default"
 """What autocast runs on weights and arguments, among others."""
+VIEWS = frozenset(f"aten.{n}.default" for n in ("view", "_unsafe_view", "_reshape_alias", "permute", "unsqueeze")) | {"aten.transpose.int"}
+"""Of what is between a module and one that is given the same values in another shape."""
 NEVER = -1
 """In an array of op indexes: no such op."""
 
@@ -128,7 +130,12 @@ class TraceIndex:
     def joins(self, run: Sequence[int], call: int) -> bool:
         """Whether a call is given something that a call of the run returned: then they can be replayed as one."""
         taken = self.trace.calls[call].inputs
-        return any(storage in taken for c in run for storage in self.trace.calls[c].outputs)
+        return any(storage in taken and not self._is_viewed(storage, c, call) for c in run for storage in self.trace.calls[c].outputs)
+
+    def _is_viewed(self, storage: int, call: int, until: int) -> bool:
+        """Whether a view is made of what a call returned before another one begins: the engine knows the very tensor alone."""
+        between = self.trace.ops[self.end[call] : self.start[until]]
+        return any(storage in op.reads and op.name in VIEWS for op in between)
 
     def is_leaf(self, call: int) -> bool:
         """Whether no other module is called inside."""
