@@ -96,11 +96,13 @@ def _read(index: TraceIndex, paths: list[str]) -> Chain | str:
     if several is not None:
         return f"Of its modules, {several!r} is called {len(index.calls_of_path[several])} times"
     try:
-        (replay,) = replays_of(index, tuple(paths))
+        replays = replays_of(index, tuple(paths))
     except PlanError as error:
         return f"In the traced step that is not so: {error}"
-    skip = _skip(index, replay.calls)
-    return skip or Chain(tuple(paths), replay.calls)
+    if len(replays) > 1:  # sharded units, each gathered by itself
+        return f"In the traced step {paths[0]!r} and those after it are not replayed as one"
+    skip = _skip(index, replays[0].calls)
+    return skip or Chain(tuple(paths), replays[0].calls)
 
 
 def _skip(index: TraceIndex, calls: tuple[int, ...]) -> str:
