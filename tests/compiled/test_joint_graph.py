@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import lowtide
-from lowtide.compiled import _costs, _partitioner
 from lowtide.compiled._joint import Joint
 from lowtide.compiled._timeline import Timelines
 
@@ -16,10 +14,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace"),
     pytest.mark.filterwarnings("ignore:The .grad attribute"),
 ]
-
-
-class StopError(Exception):
-    pass
 
 
 class Dropped(nn.Module):
@@ -44,26 +38,6 @@ class Written(nn.Module):
         y = x * self.weight * scale
         self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
         return y
-
-
-@pytest.fixture
-def joint_of(monkeypatch):
-    monkeypatch.setattr(_costs, "seconds", lambda run, device: 1e-3)
-    found: list[Joint] = []
-
-    def stop(joint, costs, own):
-        found.append(joint)
-        raise StopError
-
-    monkeypatch.setattr(_partitioner, "_menu", stop)
-
-    def joint_of(model: nn.Module) -> Joint:
-        model.compile(options=lowtide.compile_options("1GiB"))
-        with pytest.raises(Exception, match="StopError"):
-            model(torch.randn(32, 16)).sum().backward()
-        return found[-1]
-
-    return joint_of
 
 
 def named(joint: Joint, part: str) -> list[int]:
