@@ -133,6 +133,12 @@ def test_several_modules_without_a_fit_are_lean_and_told():
         block.compile(options=options)
     with pytest.warns(UserWarning, match="until lowtide.fit_compiled"):
         setting.step()
+    lean = setting.peak()
+    torch._dynamo.reset()
+    for block in setting.model.blocks:
+        block.compile()
+    setting.step()
+    assert lean < setting.peak()
 
 
 def test_errors_say_what_to_do():
