@@ -28,11 +28,14 @@ def skip(code: CodeType) -> None:
 
 
 def entry() -> CodeType | None:
-    """The code through which everything compiled is entered; none as long as nothing was compiled."""
-    module = sys.modules.get("torch._dynamo.eval_frame")
-    if module is None or _entry:
+    """The code through which everything compiled is entered; none as long as nothing was compiled.
+
+    The compiler may be just about to be imported: the first call of a custom op does that.
+    """
+    context = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_TorchDynamoContext", None)
+    if context is None or _entry:
         return _entry[0] if _entry else None
-    consts = module._TorchDynamoContext.__call__.__code__.co_consts
+    consts = context.__call__.__code__.co_consts
     _entry.append(next((const for const in consts if isinstance(const, CodeType) and const.co_name == "compile_wrapper"), None))
     return _entry[0]
 

@@ -83,8 +83,6 @@ without_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
 is_functorch_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 profiler_active: Callable[[], bool] = torch._C._autograd._profiler_enabled
 told_by_replica: Callable[[Any], dict[str, Any]] = torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data
-# Up to 2.13 this is Python, which a profile function is told of; from 2.14 on nobody is, and such calls cannot be kept.
-function_apply: CodeType | None = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 """Whether the backward that runs in this thread leaves the graph for another one."""

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import sys
+import weakref
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
@@ -9,14 +15,12 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 import lowtide
-from lowtide import _torch_private as private
+from lowtide import _torch_compiler as torch_compiler
 from lowtide import policy as p
 from lowtide.engine import checkpoint, kept_sites
-from lowtide.errors import InvalidInputError
 
 from .conftest import Choose, assert_same, costly, costly_calls, snapshot
 
-pytestmark = pytest.mark.skipif(private.function_apply is None, reason="from 2.14 on PyTorch tells nobody of such calls")
 RAN = bytearray(1)
 """No list: a replay would see that, and put it back."""
 
@@ -274,7 +278,80 @@ def test_a_function_that_is_one_op_is_asked_about_once():
     assert [site.function_name.rpartition(".")[2] for site in asked.asked] == ["sin", "Product", "tanh", "exp"]
 
 
-def test_where_pytorch_tells_nobody_of_such_calls_that_is_said(monkeypatch):
-    monkeypatch.setattr(private, "function_apply", None)
-    with pytest.raises(InvalidInputError, match="Classic cannot be kept"):
-        p.op(Classic)
+class Derived(Classic):
+    """Calls the forward of the class that it is derived from."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        return Classic.forward(ctx, x, scale) * 1
+
+
+class Inherits(Classic):
+    """Has its forward from there."""
+
+
+def _called_by_c(x):
+    return sum(torch.tanh(y) for y, _ in map(functools.partial(Later.apply), [torch.sin(x), torch.cos(x)]))
+
+
+def _derived(x):
+    y = Inherits.apply(torch.sin(x), 0.5) + Classic.apply(torch.cos(x), 2.0)
+    return torch.exp(torch.tanh(Derived.apply(y, 0.25)))
+
+
+@pytest.mark.parametrize(
+    ("fn", "kept"), [(_called_by_c, [(Later, 0), (Later, 1)]), (_derived, [(Inherits, 0), (Classic, 0), (Derived, 0)])]
+)
+def test_calls_from_c_and_of_derived_classes(fn, kept):
+    run = checkpoint(fn, policy=Choose(applied()))
+    assert_same(steps(run), steps(fn))
+    assert [(site.function, site.index) for site in kept_sites(run)] == kept
+    RAN[0] = 0
+    assert_same(steps(run), steps(fn))
+    assert RAN[0] == 2 * 4 * len(kept)
+
+
+def test_a_forward_that_is_called_as_a_function_is_one():
+    class Context:
+        def save_for_backward(self, *tensors):
+            self.to_save = tensors
+
+    def fn(x):
+        return torch.exp(torch.tanh(Classic.apply(Classic.forward(Context(), torch.sin(x), 0.5), 2.0)))
+
+    run = checkpoint(fn, policy=Choose(applied()))
+    assert_same(steps(run), steps(fn))
+    assert [site.index for site in kept_sites(run)] == [0]
+
+
+def test_no_class_is_held_or_changed_by_being_looked_at():
+    class Short(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    forward, gone = Short.__dict__["forward"], weakref.ref(Short)
+    run = checkpoint(lambda x: torch.exp(torch.tanh(x)), policy=Choose(lambda site: True))
+    steps(run)
+    assert Short.__dict__["forward"] is forward
+    assert "forward" not in Inherits.__dict__
+    del Short, forward
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_compiler_may_be_imported_in_a_region(monkeypatch):
+    def fn(x):
+        monkeypatch.setitem(sys.modules, "torch._dynamo.eval_frame", ModuleType("torch._dynamo.eval_frame"))  # as it begins
+        return torch.exp(torch.tanh(_identity(x)))
+
+    monkeypatch.setattr(torch_compiler, "_entry", [])
+    assert_same(steps(checkpoint(fn, policy=Choose(applied()))), steps(fn))
+
+
+def _identity(x):
+    return x

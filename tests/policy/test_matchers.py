@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowtide import _torch_private as private
 from lowtide.errors import InvalidInputError
 from lowtide.policy import anything, inside, is_random, made_of, module, named, op, shape, size
 
@@ -74,7 +73,6 @@ def test_own_functions_are_themselves():
     assert not op(own).matches(site(lambda x: x))
 
 
-@pytest.mark.skipif(private.function_apply is None, reason="from 2.14 on PyTorch tells nobody of such calls")
 def test_autograd_functions_are_their_calls():
     assert op(Double).matches(site(Double.apply))
     assert not op(Double).matches(site(torch.autograd.Function.apply))

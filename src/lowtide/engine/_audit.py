@@ -134,12 +134,6 @@ class Audit:
             if code.co_flags & _GENERATOR or code.co_name == "__exit__" or _is_hook(frame):
                 self._script.settled = len(self._script.ops)
 
-    def see_apply(self, frame: FrameType, event: str, result: Any) -> None:
-        """An autograd Function is called, or has returned."""
-        if self._sites is not None:
-            with tower.silence():
-                self._sites.see_apply(frame, event, result)
-
     def see_compiled(self, frame: FrameType, event: str) -> None:
         """Compiled code is entered or left: in later calls nobody will see what it calls, so policies are not asked about that."""
         if self._sites is not None:

@@ -169,8 +169,5 @@ class _Second(Recorder):
     def see_compiled(self, frame: FrameType, event: str) -> None:
         """Of no interest."""
 
-    def see_apply(self, frame: FrameType, event: str, result: Any) -> None:
-        """Of no interest."""
-
     def see_nothing_of_python(self) -> None:
         """Of no interest."""

@@ -11,6 +11,7 @@ from lowtide import _torch_private as private
 
 if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
+    from lowtide.engine._kept._sites import Sites
 
 
 class StopReplay(BaseException):
@@ -44,6 +45,7 @@ class _Thread(threading.local):
         since: the time at which the outermost region that runs was entered, on the clock of what is learned; -1 outside of one.
         joined: in a replay, frames of regions inside it that wait for their next member, by what the members share. Nobody goes
             backward through those, so that nothing else holds them.
+        recorders: of the calls of regions that run watched, for a policy to be asked about them; innermost last.
     """
 
     depth = 0
@@ -55,6 +57,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.joined: dict[int, Frame] = {}
+        self.recorders: list[Sites] = []
 
 
 state = _Thread()

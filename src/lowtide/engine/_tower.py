@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import torch
 
 from lowtide import _torch_compiler as torch_compiler
-from lowtide import _torch_private as private
 from lowtide._torch_private import BareDispatchMode
 from lowtide.engine._sources import is_library
 
@@ -26,7 +25,6 @@ class Viewer(Protocol):
     def see_op(self, func: Any, args: Any, kwargs: Any) -> None: ...
     def see_result(self, result: Any) -> None: ...
     def see_python(self, frame: FrameType, event: str, arg: Any) -> None: ...
-    def see_apply(self, frame: FrameType, event: str, result: Any) -> None: ...
     def see_compiled(self, frame: FrameType, event: str) -> None: ...
     def see_nothing_of_python(self) -> None: ...
 
@@ -124,17 +122,11 @@ class Tower(threading.local):
             viewer.see_nothing_of_python()
 
 
-_APPLY = private.function_apply
-"""What runs at every call of an autograd Function, of which PyTorch tells no mode."""
 _OUTPUT = frozenset({"print", "write", "writelines"})
 
 
 def _tell(frame: FrameType, event: str, arg: Any) -> None:
     """Only calls of the user's own functions are of interest, their ends, and builtins that write or that compute attention."""
-    if frame.f_code is _APPLY and event in ("call", "return"):
-        for viewer in tower.viewers if not tower.quiet else ():
-            viewer.see_apply(frame, event, arg)
-        return
     if event in ("call", "return"):
         if frame.f_code is torch_compiler.entry():
             for viewer in tower.viewers if not tower.quiet else ():

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-from lowtide import _torch_private as private
 from lowtide.errors import InvalidInputError
 
 _ROOTS: dict[str, Any] = {"F": torch.nn.functional, "torch": torch, "Tensor": torch.Tensor}
@@ -36,11 +35,6 @@ def canonical(target: Any) -> str | Callable[..., Any]:
         return str(target)
     if isinstance(target, str):
         return _named(target.removeprefix("torch.ops."))
-    if isinstance(target, type) and issubclass(target, torch.autograd.Function) and private.function_apply is None:
-        raise InvalidInputError(
-            f"calls of autograd Functions such as {target.__name__} cannot be kept with PyTorch {torch.__version__}, which tells nobody of "
-            "them (it did up to 2.13): put the call into a function or a module, and name that"
-        )
     if callable(target):
         function: Callable[..., Any] = target
         return function

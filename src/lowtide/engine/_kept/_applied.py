@@ -1,8 +1,9 @@
 """Calls of autograd Functions: found by what stands in for ``forward`` of the class, which ``apply`` looks up each time.
 
-PyTorch's function modes are not told of ``MyFunction.apply``. What stands in is an attribute of the class while regions run that keep such
-calls, as for modules (``_modules``). It is called with autograd off, inside ``apply``; that saves afterwards what the context was given.
-So in a replay it returns the results that were kept, hands the context what the forward handed it, and leaves the rest to ``apply``.
+PyTorch's function modes are not told of ``MyFunction.apply``, and from 2.14 on no profiler of Python is. What stands in is an attribute
+of the class while regions run that keep such calls, as for modules (``_modules``), and of every class while a run is watched. It is
+called with autograd off, inside ``apply``; that saves afterwards what the context was given. So in a replay it returns the results that
+were kept, hands the context what the forward handed it, and leaves the rest to ``apply``.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import torch
 from torch.autograd import Function
 
 from lowtide.engine._kept._kept import Holder, Kept
-from lowtide.engine._kept._origins import INSIDE, Origin, View, Whole, origin_of
+from lowtide.engine._kept._origins import INSIDE, Origin, View, Whole, origin_of, tensors_of
 from lowtide.engine._thread import state
+from lowtide.engine._tower import tower
 from lowtide.engine._tree import tensors_in
 from lowtide.errors import InvalidInputError
 
@@ -37,24 +39,24 @@ class Inside(int):
 
 
 class AppliedStandIn:
-    """Tells the finder of the region that runs in this thread of the call."""
+    """Tells whoever looks on in this thread, and the finder of the region that runs in it, of the call."""
 
     def __init__(self, function: type[Function]) -> None:
-        self._function, self._before, self._users = function, _NOTHING, 0
-        self.__wrapped__: Callable[..., Any] = function.forward
+        self._function, self._before = function, function.__dict__.get("forward", _NOTHING)
+        self.users = 0
+        forward = function.forward
+        while type(forward) is AppliedStandIn:  # of a class that this one is derived from: to be told of this call is not its business
+            forward = forward.__wrapped__
+        self.__wrapped__: Callable[..., Any] = forward
         self.takes_context = function.setup_context is Function.setup_context
 
     def put(self) -> None:
-        """One more region needs it."""
-        if not self._users:
-            self._before, self.__wrapped__ = self._function.__dict__.get("forward", _NOTHING), self._function.forward
-            self._function.forward = self  # type: ignore[method-assign]
-        self._users += 1
+        """Have it found by ``apply``."""
+        self._function.forward = self  # type: ignore[method-assign]
 
     def take_out(self) -> None:
-        """One less does."""
-        self._users -= 1
-        if self._users or self._function.__dict__.get("forward") is not self:
+        """Undo it. What others put over it meanwhile stays, and this one tells nobody any more."""
+        if self._function.__dict__.get("forward") is not self:
             return
         if self._before is _NOTHING:
             del self._function.forward
@@ -62,6 +64,23 @@ class AppliedStandIn:
             self._function.forward = self._before
 
     def __call__(self, *args: Any) -> Any:
+        if not self.users or torch.is_grad_enabled():  # which ``apply`` switches off: somebody calls the function itself
+            return self.__wrapped__(*args)
+        if not state.recorders or tower.quiet:
+            return self._run(args)
+        with tower.silence():
+            given = tensors_of(args[1:] if self.takes_context else args)
+            leaves = [recorder.see_apply(self._function, given) for recorder in state.recorders]
+        result = None
+        try:
+            result = self._run(args)
+            return result
+        finally:
+            with tower.silence():
+                for leave in reversed(leaves):
+                    leave(result)
+
+    def _run(self, args: tuple[Any, ...]) -> Any:
         finder: Finder | None = state.finder
         if finder is None:
             return self.__wrapped__(*args)
@@ -69,26 +88,41 @@ class AppliedStandIn:
 
 
 _stand_ins: dict[type[Function], AppliedStandIn] = {}
+"""Those in use. Classes of Functions are made and forgotten, by compilers and function transforms above all: none is held for longer."""
 
 
-def applied_stand_in_for(function: type[Function]) -> AppliedStandIn:
-    """The one of this class."""
+def all_functions() -> list[type[Function]]:
+    """Every class of autograd Functions that there is."""
+    found: dict[type[Function], None] = {}
+    left: list[type[Function]] = type.__subclasses__(Function)
+    while left:
+        function = left.pop()
+        if function not in found:
+            found[function] = None
+            left += type.__subclasses__(function)
+    return list(found)
+
+
+def put_applied(functions: Sequence[type[Function]]) -> None:
+    """From now on the finder and the onlookers of this thread are told of calls of these Functions."""
     with _lock:
-        return _stand_ins.setdefault(function, AppliedStandIn(function))
+        for function in functions:
+            stand_in = _stand_ins.get(function)
+            if stand_in is None:
+                stand_in = _stand_ins[function] = AppliedStandIn(function)
+                stand_in.put()
+            stand_in.users += 1
 
 
-def put_applied(stand_ins: Sequence[AppliedStandIn]) -> None:
-    """From now on the finder of this thread is told of calls of these Functions."""
-    with _lock:
-        for stand_in in stand_ins:
-            stand_in.put()
-
-
-def take_out_applied(stand_ins: Sequence[AppliedStandIn]) -> None:
+def take_out_applied(functions: Sequence[type[Function]]) -> None:
     """Undo it."""
     with _lock:
-        for stand_in in stand_ins:
-            stand_in.take_out()
+        for function in functions:
+            stand_in = _stand_ins[function]
+            stand_in.users -= 1
+            if not stand_in.users:
+                del _stand_ins[function]
+                stand_in.take_out()
 
 
 class KeptApplied(Kept):

@@ -11,7 +11,6 @@ from torch import nn
 from torch.autograd import Function
 
 from lowtide.engine._clock import clock
-from lowtide.engine._kept._applied import AppliedStandIn, applied_stand_in_for
 from lowtide.engine._kept._modules import StandIn, stand_in_for
 from lowtide.errors import InvalidInputError
 from lowtide.records import CallSite, Decision
@@ -82,7 +81,7 @@ class Choice:
         closed: ``id`` of modules in which no function is called that is ever kept: functions are not looked at in there.
         linears: ``id`` of those ``nn.Linear`` whose one call of a function is kept: to stand in for it costs less than to look at that.
         stand_ins: of all these modules.
-        applied: what stands in for forwards of autograd Functions whose results are kept.
+        applied: autograd Functions whose results are kept.
         ways: how often audited calls called each function and module.
         traits: of each function, or module.
     """
@@ -94,7 +93,7 @@ class Choice:
     closed: frozenset[int] = frozenset()
     linears: frozenset[int] = frozenset()
     stand_ins: tuple[StandIn, ...] = ()
-    applied: tuple[AppliedStandIn, ...] = ()
+    applied: tuple[type[Function], ...] = ()
     ways: tuple[dict[Any, int], ...] = ()
     traits: dict[Any, Traits] = field(default_factory=dict)
 
@@ -176,7 +175,7 @@ class Learned:
             linears = {key: ref for key, ref in self.linears.items() if key not in modules}
             refs = modules | closed | linears
             found = {key: module for key, module in [(key, ref()) for key, ref in refs.items()] if module is not None}
-            applied = tuple(applied_stand_in_for(key) for key in indices if is_applied(key))
+            applied = tuple(filter(is_applied, indices))
             choice = Choice(
                 clock.now,
                 indices,

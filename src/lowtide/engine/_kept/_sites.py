@@ -6,9 +6,8 @@ return one, and those whose saved tensors go to other hooks than the region's.
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -17,15 +16,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import Function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lowtide import _torch_compiler as torch_compiler
 from lowtide import _torch_private as private
+from lowtide.engine._kept._applied import all_functions, put_applied, take_out_applied
 from lowtide.engine._kept._aside import finder_left_aside
 from lowtide.engine._kept._between import Between
 from lowtide.engine._kept._learned import Learned, is_applied, learn_of, traits_of
 from lowtide.engine._kept._origins import tensors_of
 from lowtide.engine._replay import tell_once
+from lowtide.engine._thread import state
 from lowtide.engine._tree import tensors_in
 from lowtide.errors import InvalidInputError
 from lowtide.records import CallSite, Decision
@@ -99,16 +101,6 @@ class _Row:
         )
 
 
-class _Thread(threading.local):
-    """The recorders of this thread, innermost last: for ``name``."""
-
-    def __init__(self) -> None:
-        self.recorders: list[Sites] = []
-
-
-_thread = _Thread()
-
-
 class Sites(Between):
     """Watches one run of a region, op by op, and call by call."""
 
@@ -117,7 +109,6 @@ class Sites(Between):
         self._call, self._region = call, region
         self._rows: list[_Row] = []
         self._open: list[_Row] = []
-        self._applied: list[tuple[FrameType, _Row]] = []
         self._compiled: list[FrameType] = []
         self._unseen = ""
         self._calls: dict[Any, int] = {}
@@ -139,8 +130,11 @@ class Sites(Between):
                 register_module_forward_hook(self._leave_module, always_call=True),
             ):
                 stack.callback(handle.remove)
-            _thread.recorders.append(self)
-            stack.callback(_thread.recorders.pop)
+            state.recorders.append(self)
+            stack.callback(state.recorders.pop)
+            functions = all_functions()
+            put_applied(functions)
+            stack.callback(take_out_applied, functions)
             stack.callback(self._let_go)
             yield
 
@@ -181,20 +175,19 @@ class Sites(Between):
         elif frame in self._compiled:
             self._compiled.remove(frame)
 
-    def see_apply(self, frame: FrameType, event: str, result: Any) -> None:
-        """``apply`` of an autograd Function begins, or is over; in a call of a function, as of a custom op, it is a part of that."""
+    def see_apply(self, function: type[Function], given: list[torch.Tensor]) -> Callable[[Any], None]:
+        """An autograd Function is called; what is returned is to be told of its result. In a call of a function, as of a custom op, it is a
+        part of that."""
         if self._compiled:
-            return
-        if event == "return":
-            if self._applied and self._applied[-1][0] is frame:
-                self._leave(self._applied.pop()[1], _FAILED if result is None else result)
-        elif not self._open or self._open[-1].level == "module" or is_applied(self._open[-1].function):
-            values = frame.f_locals
-            given = tensors_of((*values["args"], *values["kwargs"].values()))
-            self._applied.append((frame, self._enter(values["cls"], "function", given)))
+            return _nothing
+        if self._open and self._open[-1].level == "function" and not is_applied(self._open[-1].function):
+            self._calls[function] = self._calls.get(function, 0) + 1
+            return _nothing
+        row = self._enter(function, "function", given)
+        return lambda result: self._leave(row, _FAILED if result is None else result)
 
     def _is_here(self) -> bool:
-        return bool(_thread.recorders) and _thread.recorders[-1] is self and not self._compiled
+        return bool(state.recorders) and state.recorders[-1] is self and not self._compiled
 
     def _enter(self, function: Any, level: Literal["function", "module"], given: list[torch.Tensor]) -> _Row:
         key = Learned.key_of(function, 0)[0]
@@ -335,6 +328,10 @@ class Sites(Between):
         return ", ".join(found)
 
 
+def _nothing(_: Any) -> None:
+    """Not to be told."""
+
+
 class _Failed:
     """Stands for the result of a call that raised."""
 
@@ -363,8 +360,8 @@ def name(tensor: torch.Tensor, name: str) -> torch.Tensor:
         from lowtide.engine._compiled import named
 
         return named(tensor, name)
-    if _thread.recorders:
-        _thread.recorders[-1].name(tensor, name)
+    if state.recorders:
+        state.recorders[-1].name(tensor, name)
     return tensor
 
 

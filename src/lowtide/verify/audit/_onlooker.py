@@ -102,9 +102,6 @@ class Onlooker:
     def see_compiled(self, frame: FrameType, event: str) -> None:
         """Of no interest."""
 
-    def see_apply(self, frame: FrameType, event: str, result: Any) -> None:
-        """Of no interest: its ops are seen."""
-
     def see_nothing_of_python(self) -> None:
         """Another profiler is at work."""
 
