@@ -99,7 +99,7 @@ class Audit:
         pack = self._frame.pack_hook()
         holding = holding_for(self._frame, self._call, self._learned, pack)
         hook = self._watcher.pack_hook(pack if holding is None else holding.pack)
-        private.push_hooks(hook if holding is None else holding.listen_to(hook), unpack)
+        private.push_hooks(self._frame.mark(hook if holding is None else holding.listen_to(hook)), unpack)
         try:
             with tower.watching(self), heard_by(self._meeting), nullcontext() if self._sites is None else self._sites.watching():
                 return target(*args, **kwargs) if holding is None else run_holding(holding, target, args, kwargs)

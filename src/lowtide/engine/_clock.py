@@ -24,6 +24,7 @@ clock = _Clock()
 
 
 def enter_at(frame: Frame) -> int:
-    """The time at which the outermost region around was entered; the frame notes it."""
-    frame.since = clock.now if state.since < 0 else state.since
+    """The time at which the outermost region around was entered; the frame notes it when its first member is."""
+    if len(frame.calls) < 2:
+        frame.since = clock.now if state.since < 0 else state.since
     return frame.since

@@ -251,6 +251,28 @@ class Frame:
         found = ((tensor, (self._made or {}).get(id(tensor))) for tensor in tensors)
         return any(made is not None and made[0]() is tensor for tensor, made in found)
 
+    def follow(self) -> bool:
+        """Have the next member hand its inputs to the hooks around it: those of a region around are others in each of its members.
+
+        Returns:
+            False if they belong to something else than those of the members before. Then it must not join: what this call holds is got
+            back in one way, and a replay around that runs one of the members alone would find it joined to nothing.
+        """
+        before, around = self._around, private.top_hooks()
+        if around is None or before is None:
+            return around is before
+        if around != before:
+            within = getattr(around[0], "frame", None)
+            if within is None or getattr(before[0], "frame", None) is not within:
+                return False
+            self._around = around
+        return True
+
+    def mark(self, hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        """Have a pack hook tell whose it is, see ``follow``."""
+        vars(hook)["frame"] = self
+        return hook
+
     def pass_on(self, member: int, made: list[torch.Tensor], results: list[list[torch.Tensor | None]]) -> None:
         """In a replay, hold what later members are given of what one made; what no later one is given goes, as it went in forward."""
         results.append([tensor if (member, leaf) in self.taken else None for leaf, tensor in enumerate(made)])

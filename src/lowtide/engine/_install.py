@@ -85,7 +85,7 @@ class Segment:
         waiting.frame = None
         if frame is None or waiting.member != member:
             return None
-        return frame if frame.joins(tensors_in((args, kwargs))) else None
+        return frame if frame.joins(tensors_in((args, kwargs))) and frame.follow() else None
 
 
 def _make_segment(name: str, options: Options, length: int) -> Segment:

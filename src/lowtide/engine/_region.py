@@ -184,7 +184,7 @@ class Region:
             hook = holding.pack if call.fixed else holding.listen_to(noting_sites(frame, holding.pack))
         else:
             hook = pack if call.fixed else frame.note_sites(pack)
-        private.push_hooks(hook, unpack)
+        private.push_hooks(frame.mark(hook), unpack)
         try:
             with (
                 heard_by(Meeting(call)) if call.profile.meets and not is_replaying() else _NOBODY,
