@@ -200,7 +200,7 @@ class Around(nn.Module):
 
 
 def test_a_run_across_regions_that_are_apart_joins_nothing():
-    # Joined, the module inside would hand less to the region around it than in the replay of that alone: one tensor in the place of another.
+    # Joined, the module inside would hand less to the region around it than in the replay of that alone: tensors would change places.
     torch.manual_seed(0)
     model = nn.Sequential(*(Around() for _ in range(3)))
     x = torch.randn(3, SIZE, requires_grad=True)
