@@ -220,16 +220,24 @@ class Frame:
         return pack
 
     def _keep_free(self, tensor: torch.Tensor, region: Region) -> Any:
-        """What to hold of a tensor that was there before the call: an input, or a view of one."""
-        if self._around is not None:
-            return None
+        """What to hold of a tensor that was there before the call: an input, or a view of one.
+
+        Of what hooks around the region were handed, only what a region around holds in this way too: the rest is gone until they are asked.
+        """
         version, base = tensor._version, tensor._base
         known = self._held_as(tensor)
         if known is not None:
-            return self.held[known.index], version, region
-        if base is not None and base._version == version and self._held_as(base) is not None:
-            return tensor.detach(), version, region
+            held = self.held[known.index]
+            return (held, version, region) if self._around is None else held if self._is_free(held, version) else None
+        if base is not None and base._version == version:
+            known = self._held_as(base)
+            if known is not None and (self._around is None or self._is_free(self.held[known.index], version)):
+                return tensor.detach(), version, region
         return None
+
+    def _is_free(self, packed: Any, version: int) -> bool:
+        """Whether this is how a region around holds an input of its own in this version: it is there all the time."""
+        return type(packed) is tuple and len(packed) == 3 and packed[1] == version and type(packed[2]) is type(self.region)
 
     def _held_as(self, tensor: torch.Tensor) -> Held | None:
         """What stands for an input that is held itself: no copy of it, nor what an earlier member makes again."""

@@ -67,8 +67,13 @@ class Segment:
             return region.run(target, module, profile, args, kwargs)
         frame = self._take_frame(member, args, kwargs) or Frame(region)
         before = len(frame.calls)
-        result = region.enter(frame, target, module, profile, args, kwargs)
-        if member + 1 < self.length and len(frame.calls) > before:
+        if is_replaying() and not state.keeps:
+            result = region.run_in_replay(frame, target, module, profile, args, kwargs)
+            joinable = True
+        else:
+            result = region.enter(frame, target, module, profile, args, kwargs)
+            joinable = len(frame.calls) > before
+        if member + 1 < self.length and joinable:
             frame.remember_results(result)
             self._open.frame, self._open.member = weakref.ref(frame), member + 1
             if is_replaying():

@@ -88,7 +88,7 @@ class Region:
             if not state.keeps:
                 if fixed is not None and not kwargs and not profile.copied and self.options.policy is None and _are_plain(args):
                     return _run_forgetting(target, args)
-                return self._run_in_replay(Frame(self), target, fixed, profile, args, kwargs)
+                return self.run_in_replay(Frame(self), target, fixed, profile, args, kwargs)
         elif profile.steady is not None and not kwargs:
             result = profile.steady.run(self, target, args)
             if result is not NEWS:
@@ -158,7 +158,7 @@ class Region:
         return self._run_watched(frame, learned, target, args, kwargs)
 
     @staticmethod
-    def _run_in_replay(
+    def run_in_replay(
         frame: Frame, target: Callable[..., Any], fixed: nn.Module | None, profile: Profile, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Nobody goes backward through a region inside a replay: it only has to hand its inputs to the hooks around it, as in forward."""
@@ -174,6 +174,7 @@ class Region:
             return target(*args, **kwargs) if holding is None else run_finding(holding, target, args, kwargs)
         finally:
             private.pop_hooks()
+            frame.inputs = {}
 
     def _run_watched(
         self, frame: Frame, learned: Learned | None, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -238,7 +239,7 @@ def _are_plain(args: tuple[Any, ...]) -> bool:
 
 
 def _run_forgetting(target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What ``_run_in_replay`` comes to for a module that is given nothing but tensors: the hooks around are handed each of them once."""
+    """What ``run_in_replay`` comes to for a module that is given nothing but tensors: the hooks around are handed each of them once."""
     around = private.top_hooks()
     if around is not None:
         private.set_grad_enabled(False)

@@ -63,7 +63,11 @@ class Saved:
 
 
 def _taken_at(index: TraceIndex, replay: Replay, storage: int) -> int:
-    """The op before which a region inside, or one inside that, is given a storage."""
-    inside = (c for call in replay.calls for c in range(call, int(index.call_stop[call])))
-    taken = (c for c in inside if storage in (*index.trace.calls[c].inputs, *index.trace.calls[c].replaced))
-    return int(index.start[next(taken)])
+    """The op before which a region inside is given a storage for the last time: each of its modules hands on what it is given."""
+    calls, last = index.trace.calls, -1
+    for member in replay.calls:
+        inside = range(member, int(index.call_stop[member]))
+        last = next((int(index.start[c]) for c in inside if storage in (*calls[c].inputs, *calls[c].replaced)), last)
+        if storage in calls[member].outputs:
+            break
+    return last

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lowtide.errors import InfeasibleBudgetError, InvalidInputError, PlanError
+from lowtide.errors import InfeasibleBudgetError, InvalidInputError
 from lowtide.plan._index import CATEGORIES, TraceIndex
 from lowtide.plan._overhead import ENGINE, Overhead
 from lowtide.plan._replay import name_of
@@ -91,17 +91,7 @@ class Search:
         """The plans of the rules of thumb; the step as it is among them."""
         self._say("trying rules of thumb")
         asked = [s for s in SOLVERS.values() if s.name in (self._asked, none.NAME) or (self._asked == AUTO and self._is_quick(s))]
-        found = (self._scored_rule(s, regions) for s in asked if s.rule is not None for regions in self._plans_of(s.rule))
-        return [scored for scored in found if scored is not None]
-
-    def _scored_rule(self, solver: Solver, regions: list[PlannedRegion]) -> Scored | None:
-        """One plan of a rule, unless it is one of those with regions inside regions that cannot be carried out."""
-        try:
-            return self.score(solver.name, tuple(regions))
-        except PlanError:
-            if not solver.nests:
-                raise
-            return None
+        return [self.score(s.name, tuple(regions)) for s in asked if s.rule is not None for regions in self._plans_of(s.rule)]
 
     def _is_quick(self, solver: Solver) -> bool:
         """Not where schedules with regions inside regions take long to simulate: of many blocks."""

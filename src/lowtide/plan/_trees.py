@@ -43,33 +43,12 @@ def trees_of(index: TraceIndex, region: PlannedRegion) -> list[list[Replay]]:
 def _nodes(index: TraceIndex, region: PlannedRegion) -> list[_Node]:
     found = [node for inner in region.inside for node in _nodes(index, inner)]
     _refuse_overlap(index, [(inner.region.paths, inner.calls) for inner in found])
-    for inner in found:
-        _refuse_late_inputs(index, inner)
     nodes = []
     for calls in replayable(index, region.paths):
         within = tuple(node for node in found if _is_inside(index, node.calls, calls))
         nodes.append(_Node(region, calls, within))
         found = [node for node in found if not any(node is other for other in within)]
     return nodes + found
-
-
-def _refuse_late_inputs(index: TraceIndex, node: _Node) -> None:
-    """Check that all that a run of modules inside a region is given from outside of the run is given to its first module.
-
-    The engine hands it on where the run begins: what is handed on later would be counted to another call of the region around.
-
-    Raises:
-        PlanError: it is not.
-    """
-    known: set[int] = set()
-    for place, call in enumerate(index.trace.calls[c] for c in node.calls):
-        taken = {*call.inputs, *call.replaced}
-        if place and not taken <= known:
-            raise PlanError(
-                f"region {name_of(node.region.paths)} is inside another of the plan, and its module {call.path!r} is given what no module "
-                "before it in the region made or was given: that cannot be carried out; let each of its modules be a region by itself"
-            )
-        known |= taken | set(call.outputs)
 
 
 def _is_inside(index: TraceIndex, inner: tuple[int, ...], calls: tuple[int, ...]) -> bool:
