@@ -34,6 +34,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from lowtide.engine import checkpoint
+from lowtide.engine._acceleration import native
 
 Region = Callable[[Callable[..., Any]], Callable[..., Any]]
 Step = Callable[[], torch.Tensor]
@@ -311,7 +312,8 @@ def main() -> None:
     chosen = {w.name: w for w in workloads(args.device)}
     if args.profile:
         return profile(chosen[args.profile])
-    print(f"torch {torch.__version__}, {args.device}, {args.rounds} rounds, medians")
+    compiled = "in Python" if native is None else "compiled"
+    print(f"torch {torch.__version__}, {args.device}, engine {compiled}, {args.rounds} rounds, medians")
     rows = []
     for workload in chosen.values() if args.only is None else [chosen[args.only]]:
         rows.append(measure(workload, args.rounds, args.device))

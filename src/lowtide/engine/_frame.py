@@ -6,14 +6,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Set
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lowtide import _torch_private as private
 from lowtide.engine._call import Call
+from lowtide.engine._packing import packing
 from lowtide.engine._parts import Held, Made, Place
-from lowtide.engine._slot import Slot, gone
+from lowtide.engine._slot import Slot
 from lowtide.engine._thread import is_replaying
 from lowtide.engine._tree import tensors_in
 from lowtide.errors import InputChangedError, ReplayError
@@ -175,49 +177,10 @@ class Frame:
         Which places hold an activation, and which of those are gone by the time backward asks, is taken from the script
         of the call before: a guess that costs a replay when it is wrong, never a gradient.
         """
-        slots, call, frame, region = self.slots, self.calls[-1], self, self.region
-        script, first = call.profile.expected, call.first
-        plain = () if script is None else script.plain
-        grads = () if script is None else script.grads
-        count, add, ref, keep_free = len(plain), slots.append, weakref.ref, self._keep_free
-
-        def pack(tensor: torch.Tensor) -> Any:
-            index = len(slots)
-            place = index - first
-            kind = 0
-            if place < count:
-                kind = plain[place]
-                if tensor.requires_grad is not grads[place]:
-                    frame._strange = True
-            if kind == 0:
-                base = tensor._base
-                root = tensor if base is None else base
-                if root.is_leaf and root.requires_grad:
-                    add(None)
-                    return tensor, tensor._version, region
-                free = keep_free(tensor, region)
-                if free is not None:
-                    add(None)
-                    return free
-            slot = Slot()
-            slot.frame = frame
-            slot.index = index
-            slot.value = None
-            slot.given = False
-            slot.dtype = tensor.dtype
-            try:
-                slot.shape = tensor.shape
-            except RuntimeError:
-                slot.shape = None
-            if kind == 2:
-                slot.ref = gone
-            else:
-                slot.version = tensor._version
-                slot.ref = ref(tensor)
-            add(ref(slot))
-            return slot
-
-        return pack
+        call, region = self.calls[-1], self.region
+        script = call.profile.expected
+        plain, grads = (_NONE, _NONE) if script is None else (script.plain, script.grads)
+        return packing(self.slots, plain, grads, call.first, self, region, self._keep_free)
 
     def _keep_free(self, tensor: torch.Tensor, region: Region) -> Any:
         """What to hold of a tensor that was there before the call: an input, or a view of one.
@@ -278,7 +241,8 @@ class Frame:
 
     def mark(self, hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
         """Have a pack hook tell whose it is, see ``follow``."""
-        vars(hook)["frame"] = self
+        if isinstance(hook, FunctionType):  # what is compiled tells anyway
+            vars(hook)["frame"] = self
         return hook
 
     def pass_on(self, member: int, made: list[torch.Tensor], results: list[list[torch.Tensor | None]]) -> None:
@@ -385,6 +349,7 @@ class Frame:
 
 
 _ONE_LOCK_EACH = threading.Lock()
+_NONE: list[Any] = []
 
 
 def _working_copy(kept: torch.Tensor, requires_grad: bool) -> torch.Tensor:

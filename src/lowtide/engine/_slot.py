@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lowtide._torch_private import fix_weakly_held
+from lowtide.engine._acceleration import native
 from lowtide.errors import InputChangedError
 
 if TYPE_CHECKING:
@@ -32,7 +33,25 @@ def gone() -> None:
     """What a slot refers to whose tensor nobody else keeps."""
 
 
-class Slot:
+class _Fields:
+    """What is in a slot; where the engine is compiled, so are they."""
+
+    __slots__ = ("__weakref__", "dtype", "frame", "given", "index", "ref", "shape", "value", "version")
+    dtype: torch.dtype
+    frame: Frame
+    given: bool
+    index: int
+    ref: Callable[[], torch.Tensor | None]
+    shape: Any
+    value: torch.Tensor | None
+    version: int
+
+
+if native is not None and not TYPE_CHECKING:
+    _Fields = native.Slot
+
+
+class Slot(_Fields):
     """One dropped tensor. The reference to it is a plain ``weakref.ref``: CPython crashes on subclasses of it that die together.
 
     Attributes:
@@ -45,15 +64,7 @@ class Slot:
         given: whether backward has had ``value``.
     """
 
-    __slots__ = ("__weakref__", "dtype", "frame", "given", "index", "ref", "shape", "value", "version")
-    dtype: torch.dtype
-    frame: Frame
-    given: bool
-    index: int
-    ref: Callable[[], torch.Tensor | None]
-    shape: Any
-    value: torch.Tensor | None
-    version: int
+    __slots__ = ()
 
     def original(self) -> torch.Tensor | None:
         """The saved tensor itself, if it is still alive and unchanged."""

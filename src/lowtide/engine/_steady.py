@@ -35,6 +35,7 @@ from lowtide.engine._guards._random import moved, put_random, take_cpu, take_ran
 from lowtide.engine._kept._keeping import Course, course_of, run_holding
 from lowtide.engine._learning import learn_surprises
 from lowtide.engine._observers import OBSERVERS
+from lowtide.engine._packing import Filling
 from lowtide.engine._parts import Held
 from lowtide.engine._replay import KeepAll, give_alive, unpack_in_replay
 from lowtide.engine._slot import Slot, gone
@@ -87,7 +88,7 @@ class SteadyCall(Call):
         last = _last_wanted(slots, wanted.index, script.reach[wanted.index])
         stop = (script.end if kept is None else script.stop)[last] if frame.region.options.early_stop else sys.maxsize
         target, args, _ = self.arguments(frame, [])
-        pack, reached = _filling(slots, last, stop)
+        pack: Any = Filling(slots, last, stop)
         if kept is not None:
             target = kept.returning(frame, pack, target, stop)
         try:
@@ -96,7 +97,7 @@ class SteadyCall(Call):
             if not private.is_write_to_leaf(error):
                 raise
             stop = -1  # nowhere
-        index = reached()
+        index = pack.reached
         if stop >= 0 and (index == stop or index + 1 == len(slots)) and self._is_unmodified():
             return True
         frame.drop_values()
@@ -152,32 +153,6 @@ class SteadyCall(Call):
                 put_random(random)
             if clock.now:
                 state.since = around
-
-
-def _filling(slots: list[Any], last: int, stop: int) -> tuple[Callable[[torch.Tensor], None], Callable[[], int]]:
-    """The pack hook of a replay: fills slots up to the last that is wanted.
-
-    Returns:
-        The hook, and a function that tells the last place that was reached; far below any if it was not what the forward had there.
-    """
-    index, count = -1, len(slots)
-
-    def pack(tensor: torch.Tensor) -> None:
-        nonlocal index
-        index += 1
-        if index <= last:
-            ref = slots[index]
-            slot = None if ref is None else ref()
-            if slot is not None and slot.value is None:
-                if tensor.dtype is not slot.dtype or (tensor.shape != slot.shape and slot.shape is not None):
-                    index = -sys.maxsize
-                    raise StopReplay
-                slot.value = tensor  # not detached, see Recorder
-                slot.version = tensor._version
-        if index >= stop or index >= count:
-            raise StopReplay
-
-    return pack, lambda: index
 
 
 def _give_alive(frame: Frame, places: set[int]) -> None:

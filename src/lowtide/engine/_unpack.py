@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lowtide import _torch_private as private
+from lowtide.engine._acceleration import native
 from lowtide.engine._replay import replay, tell_once
-from lowtide.engine._slot import Slot, check_unchanged
+from lowtide.engine._slot import Slot, check_unchanged, gone
+from lowtide.engine._thread import StopReplay
 
 if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
@@ -60,6 +62,11 @@ def unpack(packed: Any) -> torch.Tensor:
         check_unchanged(value, slot.version, slot.frame.region)
     slot.given = True
     return value
+
+
+if native is not None:
+    native.configure(Slot, gone, StopReplay, unpack)
+    unpack = native.unpack
 
 
 def _replay_for(slot: Slot) -> torch.Tensor:

@@ -10,17 +10,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from lowtide.engine._guards._reading import are_versions, same_values, values_of, versions_of
 from lowtide.engine._guards._structure import Structure, Tables
 from lowtide.errors import InputChangedError
 
-_versions_of = attrgetter("_version")
 _training_of = itemgetter("training")
 _values_of = dict.values
 _MOODLESS = (
@@ -61,7 +61,7 @@ class Watch:
     """
 
     __slots__ = (
-        "_buffer_count", "_dicts", "_loose", "_moody", "_named", "_own", "_paths", "_places", "_readers", "_sharded", "_sizes",
+        "_buffer_count", "_counts", "_dicts", "_loose", "_moody", "_named", "_own", "_paths", "_places", "_readers", "_sharded", "_sizes",
         "_structure", "_tables", "audited", "changed", "containers", "kept", "lazy", "modules", "names", "overwritten", "states",
         "trainable", "trainings", "ways", "written",
     )  # fmt: skip
@@ -74,6 +74,7 @@ class Watch:
         # Buffers first: some frameworks take parameters out of their tables meanwhile, which must not shift the places of the others.
         tables = [(path, m.__dict__[kind]) for kind in ("_buffers", "_parameters") for path, m in found if m.__dict__[kind]]
         self._tables: list[dict[str, torch.Tensor | None]] = [table for _, table in tables]
+        self._counts = [*map(len, self._tables)]
         self._buffer_count = sum(len(m._buffers) for _, m in found)
         # Compiled modules have no flag of their own, but that of the module in them.
         moody = [
@@ -133,9 +134,9 @@ class Watch:
 
     def take(self) -> Taken:
         """Read what is there now: a few hundredths of a microsecond for each tensor and module."""
-        tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
+        tensors = self.tensors()
         try:
-            versions = [*map(_versions_of, tensors)]
+            versions = versions_of(tensors)
         except (AttributeError, RuntimeError):
             versions = [*map(version_of, tensors)]
         for index in self.written:
@@ -168,13 +169,13 @@ class Watch:
 
     def take_again(self, trainings: list[bool]) -> Taken | None:
         """Read it, if it is the same modules in these training modes, and calls are not known to change anything of them but tensors."""
-        if self.changed or self.states or self.containers or self._structure.hooks() or self._sharded or self.is_stale():
+        if self.changed or self.states or self.containers or self._loose or self._sharded or self.lazy:
             return None
-        if self._loose:
+        tensors = values_of(self._tables, self._counts)
+        if tensors is None or not self._structure.has_same_modules() or self._structure.hooks():
             return None
-        tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
         try:
-            versions = [*map(_versions_of, tensors)]
+            versions = versions_of(tensors)
         except (AttributeError, RuntimeError):
             return None
         if self._moody and [*map(_training_of, self._moody)] != trainings:
@@ -185,18 +186,24 @@ class Watch:
 
     def is_as(self, then: Taken, *, attributes: bool) -> bool:
         """Whether the same tensors, but for those that calls write to, training flags and attributes are in place as at another moment."""
-        tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
-        if len(tensors) != len(then[0]):
-            return False
-        for index in self.written:
-            tensors[index] = then[0][index]
-        if not all(map(is_, tensors, then[0])):
+        if not self._has_same_tensors(then[0]):
             return False
         if self._moody and [*map(_training_of, self._moody)] != then[2]:
             return False
         if self.is_stale() or self._structure.hooks():
             return False
         return not attributes or not self._own or not self.rebound(then)
+
+    def _has_same_tensors(self, wanted: list[Any]) -> bool:
+        """Whether these are in place, but for those that calls write to."""
+        if not self.written:
+            return same_values(self._tables, wanted)
+        tensors = self.tensors()
+        if len(tensors) != len(wanted):
+            return False
+        for index in self.written:
+            tensors[index] = wanted[index]
+        return all(map(is_, tensors, wanted))
 
     def lend(self, then: Taken) -> list[tuple[dict[str, Any], str, Any]]:
         """Have copies of what calls write to in place, as it was at another moment; returns what was there, to be put back."""
@@ -341,7 +348,7 @@ def _put_data(tensors: list[torch.Tensor], data: list[torch.Tensor]) -> None:
 def still_as(then: Taken) -> bool:
     """Whether no tensor was modified since; quick."""
     try:
-        return [*map(_versions_of, then[0])] == then[1] and all(tensor._version == version for tensor, version, _ in then[5])
+        return are_versions(then[0], then[1]) and all(tensor._version == version for tensor, version, _ in then[5])
     except (AttributeError, RuntimeError):
         return False
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from operator import is_
 from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from lowtide.engine._guards._reading import same_values
+
 Table = dict[Any, Any]
 # tables with what is in them; those without anything left out
 Tables = list[tuple[Table, Table]]
 
 _NONE: Tables = []
-_values_of = dict.values
 
 
 class Structure:
@@ -25,7 +25,7 @@ class Structure:
         exchanged: some framework takes parameters out of their tables and puts them back.
     """
 
-    __slots__ = ("_bare", "_children", "_empty", "_families", "_hooks", "_sized", "_sizes")
+    __slots__ = ("_bare", "_children", "_families", "_hooks", "_sized", "_sizes", "_tables")
 
     def __init__(self, found: list[nn.Module], *, exchanged: bool = False) -> None:
         self._families = [(m._modules, dict(m._modules)) for m in found if m._modules]
@@ -33,7 +33,7 @@ class Structure:
         # What is registered on a module later, a parametrization say, is in a table that was empty, or makes another larger.
         tables: list[Table] = [m._modules for m in found if not m._modules] + [m._buffers for m in found]
         tables += [] if exchanged else [m._parameters for m in found]
-        self._empty = [table for table in tables if not table]
+        self._tables = [*(table for table in tables if not table), *(family for family, _ in self._families)]
         self._sized = [table for table in tables if table]
         self._sizes = [*map(len, self._sized)]
         self._hooks: list[Table] = [table for m in found for table in _hooks_of(m)]
@@ -42,10 +42,11 @@ class Structure:
 
     def is_stale(self) -> bool:
         """Whether there are other modules in it than there were, or more or fewer parameters or buffers."""
-        if any(self._empty) or [*map(len, self._sized)] != self._sizes:
-            return True
-        now = [*chain.from_iterable([_values_of(family) for family, _ in self._families])]
-        return len(now) != len(self._children) or not all(map(is_, now, self._children))
+        return [*map(len, self._sized)] != self._sizes or not self.has_same_modules()
+
+    def has_same_modules(self) -> bool:
+        """Whether the same modules are in them, and nothing is in the tables that were empty."""
+        return same_values(self._tables, self._children)
 
     def hooks(self) -> Tables:
         """The hooks that are there now. Where there are none, that takes no look at them."""

@@ -1,0 +1,74 @@
+"""Compiles the inner loops of the engine as lowtide is built or installed; where that fails, their twins in Python run.
+
+python build_native.py      compiles them in place, for working on them
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from setuptools import Distribution, Extension
+
+ROOT = Path(__file__).resolve().parent
+PACKAGE = "src/lowtide/engine"
+
+
+def compile_in_place() -> Path:
+    """Compile ``_native.c`` and put the result beside it.
+
+    Raises:
+        SystemExit, Exception: whatever a missing or failing compiler raises.
+    """
+    distribution = Distribution({"ext_modules": [Extension("_native", [str(ROOT / PACKAGE / "_native.c")])]})
+    command: Any = distribution.get_command_obj("build_ext")
+    command.ensure_finalized()
+    command.build_temp = str(ROOT / "build" / "native")
+    command.build_lib = str(ROOT / PACKAGE)
+    command.run()
+    return Path(command.get_ext_fullpath("_native"))
+
+
+def can_compile() -> bool:
+    """Whether this Python is one that the file was written for: CPython with its global lock."""
+    return sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+def add_to_wheel(build_data: dict[str, Any], warn: Callable[[str], object]) -> None:
+    """Add what was compiled to a wheel, which is then one for this platform; where that fails, say so and leave the wheel as it is.
+
+    Args:
+        build_data: what hatchling is told of the wheel.
+        warn: is told what went wrong.
+    """
+    if not can_compile():
+        return
+    try:
+        made = compile_in_place()
+    except (Exception, SystemExit) as error:
+        warn(f"lowtide's engine was not compiled, so it runs in Python, which takes longer: {error}")
+        return
+    build_data["artifacts"].append(made.relative_to(ROOT).as_posix())
+    build_data["pure_python"], build_data["infer_tag"] = False, True
+
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # called by hand
+    pass
+else:
+
+    class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+        """Called by hatchling before it puts a wheel together, also one for an editable install."""
+
+        def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+            """Add what was compiled."""
+            if self.target_name == "wheel":
+                add_to_wheel(build_data, self.app.display_warning)
+
+
+if __name__ == "__main__":
+    print(compile_in_place())

@@ -1,0 +1,27 @@
+"""The inner loops of the engine, compiled, where they could be: ``_native.c``, which ``build_native.py`` compiles as lowtide is installed.
+
+Each has a twin in Python that does the same: ``Packing`` and ``Filling`` in ``_packing.py``, ``unpack`` in ``_unpack.py``, the fields
+of ``Slot`` in ``_slot.py``, the rest in ``_guards/_reading.py``. The twins run where there was no compiler, and where LOWTIDE_NATIVE=0
+says so.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+_API = 1
+"""Of the compiled code that goes with this release: what was compiled for another is not used."""
+
+
+def _load() -> ModuleType | None:
+    if os.environ.get("LOWTIDE_NATIVE") == "0":
+        return None
+    try:
+        from lowtide.engine import _native
+    except ImportError:
+        return None
+    return _native if _native.API == _API else None
+
+
+native = _load()

@@ -1,0 +1,48 @@
+"""What is in the tables of modules, and the versions of tensors: read for every region of every step, so in few steps."""
+
+from __future__ import annotations
+
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
+
+from lowtide.engine._acceleration import native
+
+Table = dict[Any, Any]
+
+_versions = attrgetter("_version")
+
+
+def values_of(tables: list[Table], sizes: list[int]) -> list[Any] | None:
+    """All values in some dictionaries, in order; ``None`` if they are not of these sizes."""
+    return [*chain.from_iterable(map(dict.values, tables))] if [*map(len, tables)] == sizes else None
+
+
+def same_values(tables: list[Table], values: list[Any]) -> bool:
+    """Whether these very objects are in some dictionaries, in order, and nothing else."""
+    now = [*chain.from_iterable(map(dict.values, tables))]
+    return len(now) == len(values) and all(map(is_, now, values))
+
+
+def versions_of(tensors: list[Any]) -> list[int]:
+    """How often each tensor was written to.
+
+    Raises:
+        AttributeError: one of them is ``None``.
+        RuntimeError: one of them is of inference mode, and has no version.
+    """
+    return [*map(_versions, tensors)]
+
+
+def are_versions(tensors: list[Any], versions: list[int]) -> bool:
+    """Whether ``versions_of`` would tell these.
+
+    Raises:
+        AttributeError, RuntimeError: as ``versions_of`` does.
+    """
+    return versions_of(tensors) == versions
+
+
+if native is not None:
+    values_of, same_values = native.values_of, native.same_values
+    versions_of, are_versions = native.versions_of, native.are_versions

@@ -1,0 +1,43 @@
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+API: int
+
+class Slot:
+    dtype: torch.dtype
+    frame: Any
+    given: bool
+    index: int
+    ref: Callable[[], torch.Tensor | None]
+    shape: Any
+    value: torch.Tensor | None
+    version: int
+
+class Packing:
+    frame: Any
+    def __init__(
+        self,
+        slots: list[Any],
+        plain: list[int],
+        grads: list[bool],
+        first: int,
+        frame: object,
+        region: object,
+        keep_free: Callable[[torch.Tensor, Any], Any],
+        /,
+    ) -> None: ...
+    def __call__(self, tensor: torch.Tensor, /) -> Any: ...
+
+class Filling:
+    reached: int
+    def __init__(self, slots: list[Any], last: int, stop: int, /) -> None: ...
+    def __call__(self, tensor: torch.Tensor, /) -> None: ...
+
+def are_versions(tensors: list[Any], versions: list[int], /) -> bool: ...
+def configure(slot: type, gone: object, stop_replay: type[BaseException], unpack: Callable[[Any], torch.Tensor], /) -> None: ...
+def same_values(tables: list[dict[Any, Any]], values: list[Any], /) -> bool: ...
+def unpack(packed: Any, /) -> torch.Tensor: ...
+def values_of(tables: list[dict[Any, Any]], sizes: list[int], /) -> list[Any] | None: ...
+def versions_of(tensors: list[Any], /) -> list[int]: ...
