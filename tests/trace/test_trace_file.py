@@ -88,7 +88,7 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], str], str]] = {
     "half a file": (lambda data: json.dumps(data)[:-9], "not JSON"),
     "a list": (lambda _: "[]", "a JSON object was required"),
     "a plan": (broken(lambda d: d.update(format="lowtide.plan")), "'lowtide.trace' was required"),
-    "another version": (broken(lambda d: d.update(version=5)), "version 5, this lowtide reads versions 1 to 4"),
+    "another version": (broken(lambda d: d.update(version=6)), "version 6, this lowtide reads versions 1 to 5"),
     "a version that is no number": (broken(lambda d: d.update(version=True)), "version True"),
     "no device": (broken(lambda d: d.pop("device")), "'device' is missing"),
     "a device of another kind": (broken(lambda d: d.update(device=1)), "device must be text, found 1"),

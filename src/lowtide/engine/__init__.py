@@ -5,6 +5,7 @@ from __future__ import annotations
 from lowtide.engine._calls_in_graph import regions_in_graphs
 from lowtide.engine._checkpoint import checkpoint
 from lowtide.engine._explain import Guard, explain, kept_sites
+from lowtide.engine._function_members import FunctionMember
 from lowtide.engine._install import RegionHandle, install, refuse_installed
 from lowtide.engine._kept._sites import name
 from lowtide.engine._observers import Observer, observed, watch_again, without_regions
@@ -15,6 +16,7 @@ from lowtide.engine._state import register_state
 from lowtide.engine._thread import is_replaying
 
 __all__ = [
+    "FunctionMember",
     "Guard",
     "Observer",
     "Options",

@@ -22,9 +22,10 @@ from torch import nn
 from lowtide import _torch_compiler as torch_compiler
 from lowtide.engine._calls_in_graph import InGraph
 from lowtide.engine._frame import Frame
+from lowtide.engine._function_members import FunctionMember, ListeningForward, listen, stop_listening
 from lowtide.engine._observers import switch
 from lowtide.engine._options import Options, Policy
-from lowtide.engine._profile import profile_of
+from lowtide.engine._profile import Profile, profile_of
 from lowtide.engine._region import Region, hooks_work
 from lowtide.engine._thread import is_replaying, state
 from lowtide.engine._tree import tensors_in
@@ -32,9 +33,14 @@ from lowtide.errors import AlreadyAppliedError, InvalidInputError
 
 
 class _Open(threading.local):
-    """The frame that the next member may join, and which member that is. Weakly: without slots there is nothing to join."""
+    """The frame that the next member may join, and which member that is. Weakly: without slots there is nothing to join.
+
+    A function that saves nothing (a concatenation) has no slots, and is joined all the same: its frame is held until the module that calls it
+    is through.
+    """
 
     frame: weakref.ref[Frame] | None = None
+    held: Frame | None = None
     member = 0
 
 
@@ -43,26 +49,46 @@ class Segment:
 
     Attributes:
         region: name, options and counters.
-        length: how many modules it has.
+        length: how many members it has.
+        calls_functions: calls of functions are among them.
         enabled: when false, the members run as if nothing was installed.
     """
 
-    def __init__(self, region: Region, length: int) -> None:
+    def __init__(self, region: Region, length: int, calls_functions: bool = False) -> None:
         self.region = region
         self.length = length
+        self.calls_functions = calls_functions
         self.enabled = True
         self._open = _Open()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Segment:
-        return Segment(Region(self.region.name, self.region.options), self.length)
+        return Segment(Region(self.region.name, self.region.options), self.length, self.calls_functions)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make_segment, (self.region.name, self.region.options, self.length)
+        return _make_segment, (self.region.name, self.region.options, self.length, self.calls_functions)
 
-    def run(self, member: int, target: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call one member: in the frame of the members before it where they ran just now, else in one of its own."""
-        # A region around another on the same module sees that one's inputs alone: what is known of it is of its own.
-        region, profile = self.region, profile_of(target if isinstance(target, InstalledForward) else module)
+    def run(
+        self,
+        member: int,
+        target: Callable[..., Any],
+        module: nn.Module | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        profile: Profile | None = None,
+    ) -> Any:
+        """Call one member: in the frame of the members before it where they ran just now, else in one of its own.
+
+        Args:
+            member: its place.
+            target: what to call.
+            module: whose forward it is; ``None`` for a function.
+            args, kwargs: its arguments.
+            profile: what is known of a function.
+        """
+        region = self.region
+        if profile is None:
+            # A region around another on the same module sees that one's inputs alone: what is known of it is of its own.
+            profile = profile_of(target if isinstance(target, InstalledForward) else module)
         if self.length == 1 or not hooks_work():
             return region.run(target, module, profile, args, kwargs)
         frame = self._take_frame(member, args, kwargs) or Frame(region)
@@ -76,6 +102,7 @@ class Segment:
         if member + 1 < self.length and joinable:
             frame.remember_results(result)
             self._open.frame, self._open.member = weakref.ref(frame), member + 1
+            self._open.held = frame if self.calls_functions else None
             if is_replaying():
                 state.joined[id(self)] = frame
         else:
@@ -87,14 +114,18 @@ class Segment:
         """The open frame, if this member is the one it waits for and is given what the members before it made."""
         waiting = self._open
         frame = waiting.frame() if waiting.frame is not None else None
-        waiting.frame = None
+        waiting.frame = waiting.held = None
         if frame is None or waiting.member != member:
             return None
         return frame if frame.joins(tensors_in((args, kwargs))) and frame.follow() else None
 
+    def stop_waiting(self) -> None:
+        """A module that calls members is through: without slots there is nothing to join any more."""
+        self._open.held = None
 
-def _make_segment(name: str, options: Options, length: int) -> Segment:
-    return Segment(Region(name, options), length)
+
+def _make_segment(name: str, options: Options, length: int, calls_functions: bool) -> Segment:
+    return Segment(Region(name, options), length, calls_functions)
 
 
 class InstalledForward:
@@ -113,6 +144,8 @@ class InstalledForward:
         self.before = before
         self.path = path
         self._in_graph = InGraph(segment.region, self._module, member, segment.length)
+        if segment.calls_functions:
+            self._in_graph.broken = "calls of functions in another module are part of it"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
@@ -165,8 +198,9 @@ class RegionHandle:
         enabled: set it to false and the modules run as if nothing was installed.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], segment: Segment) -> None:
+    def __init__(self, modules: Sequence[nn.Module], segment: Segment, callers: Sequence[nn.Module] = ()) -> None:
         self._modules = [weakref.ref(module) for module in modules]
+        self._callers = [weakref.ref(module) for module in callers]
         self._segment = segment
 
     @property
@@ -184,7 +218,7 @@ class RegionHandle:
         self._segment.enabled = value
 
     def modules(self) -> list[nn.Module]:
-        """The members that are still there."""
+        """The members that are modules and still there."""
         return [module for module in (ref() for ref in self._modules) if module is not None]
 
     @property
@@ -214,15 +248,23 @@ class RegionHandle:
                 del module.__dict__["forward"]
                 if installed.before is not None:
                     module.__dict__["forward"] = installed.before
+        for ref in self._callers:
+            module = ref()
+            if module is not None:
+                stop_listening(module, self._segment)
 
 
 def install(
-    modules: Sequence[tuple[str, nn.Module]], options: Options | None = None, *, policy: Policy | None = None, around: bool = False
+    modules: Sequence[tuple[str, nn.Module | FunctionMember]],
+    options: Options | None = None,
+    *,
+    policy: Policy | None = None,
+    around: bool = False,
 ) -> RegionHandle:
     """Make a module, or consecutive siblings as one segment, a region, in place.
 
     Args:
-        modules: path and module of each member, in the order in which the parent calls them.
+        modules: path and module of each member, in the order in which the parent calls them; in place of a module, a call of a function.
         options: see ``Options``.
         policy: what is kept inside the region; takes the place of the one in ``options``.
         around: regions that are installed on some of them already are inside this one. They are to be removed after it.
@@ -238,19 +280,23 @@ def install(
     chosen = chosen if policy is None else replace(chosen, policy=policy)
     if chosen.policy is not None:
         modules = [_uncompiled(path, module) for path, module in modules]
-    members = [module for _, module in modules]
-    if not members or len({id(module) for module in members}) != len(members):
+    members = [module if isinstance(module, FunctionMember) else id(module) for _, module in modules]
+    if not members or len(set(members)) != len(members):
         raise InvalidInputError("a region needs one module or several different ones: pass [(path, module), ...]")
     if not around:
-        refuse_installed(modules)
+        refuse_installed((path, module) for path, module in modules if isinstance(module, nn.Module))
     name = modules[0][0] if len(modules) == 1 else f"{modules[0][0]} … {modules[-1][0]}"
-    segment = Segment(Region(name, chosen), len(members))
+    callers = [module.caller for _, module in modules if isinstance(module, FunctionMember)]
+    segment = Segment(Region(name, chosen), len(members), bool(callers))
     for index, (path, module) in enumerate(modules):
-        module.__dict__["forward"] = InstalledForward(module, segment, index, module.__dict__.get("forward"), path)
-    return RegionHandle(members, segment)
+        if isinstance(module, FunctionMember):
+            listen(module, segment, index)
+        else:
+            module.__dict__["forward"] = InstalledForward(module, segment, index, module.__dict__.get("forward"), path)
+    return RegionHandle([module for _, module in modules if isinstance(module, nn.Module)], segment, callers)
 
 
-def _uncompiled(path: str, module: nn.Module) -> tuple[str, nn.Module]:
+def _uncompiled(path: str, module: nn.Module | FunctionMember) -> tuple[str, nn.Module | FunctionMember]:
     """The module that a compiled one is made of: what decides about calls in it has to be compiled with it, to see them."""
     apart = torch_compiler.taken_apart(module)
     inner = None if apart is None else apart[1]
@@ -264,5 +310,5 @@ def refuse_installed(modules: Iterable[tuple[str, nn.Module]]) -> None:
         AlreadyAppliedError: one is.
     """
     for path, module in modules:
-        if isinstance(module.__dict__.get("forward"), InstalledForward):
+        if isinstance(module.__dict__.get("forward"), InstalledForward | ListeningForward):
             raise AlreadyAppliedError(f"a region is installed on {path!r} already: call remove() on its handle first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lowtide.plan._frontier import Frontier, frontier
+from lowtide.plan._functions import FunctionPath
 from lowtide.plan._scaling import trace_at
 from lowtide.plan._simulate import Moment, Simulation, Timeline, simulate
 from lowtide.plan._solution import KeptCall, Plan, PlannedRegion
@@ -10,6 +11,7 @@ from lowtide.plan._solve import replayable_regions, smallest_budget, solve
 
 __all__ = [
     "Frontier",
+    "FunctionPath",
     "KeptCall",
     "Moment",
     "Plan",

@@ -42,7 +42,8 @@ class Candidate:
     def calls(self) -> frozenset[int]:
         """The calls of its members and inside them that call no other module: what it has in common with regions that overlap it."""
         inside = (c for r in self.replays for call in r.calls for c in range(call, int(r.index.call_stop[call])))
-        return frozenset(filter(self.replays[0].index.is_leaf, inside))
+        index = self.replays[0].index
+        return frozenset(call for call in inside if index.is_leaf(call) and index.is_offered[call])
 
     @cached_property
     def dropped(self) -> frozenset[int]:

@@ -75,12 +75,19 @@ def _options(index: TraceIndex, base: Candidate) -> list[Candidate]:
 
 def _may_keep(index: TraceIndex, base: Candidate) -> bool:
     """Not a segment of blocks: to keep something in each of them is an option of the blocks themselves. In small models, anything."""
-    return len(index.parent) <= _FEW_CALLS or sum(not index.is_leaf(call) for call in base.replays[0].calls) <= 1
+    return index.module_calls <= _FEW_CALLS or sum(not index.is_leaf(call) for call in base.replays[0].calls) <= 1
 
 
 def _modules(index: TraceIndex, equal: EqualBlocks) -> list[tuple[str, ...]]:
     calls = index.calls_of_path.items()
-    return [(path,) for path, c in calls if index.replayable[c].all() and (equal.copied[c] == NEVER).any()]
+    return [(path,) for path, c in calls if _is_alone(index, c) and (equal.copied[c] == NEVER).any()]
+
+
+def _is_alone(index: TraceIndex, calls: list[int]) -> bool:
+    """Whether these calls may be regions by themselves: a function that writes to its arguments is given them by the region."""
+    if not index.replayable[calls].all() or not index.is_offered[calls].all():
+        return False
+    return not any(index.is_function[call] and index.written_in(call) for call in calls)
 
 
 def _undominated(found: list[Candidate]) -> list[Candidate]:

@@ -28,7 +28,7 @@ class EqualBlocks:
     def __init__(self, index: TraceIndex) -> None:
         self._index = index
         self._names: dict[str, int] = {}
-        self.original: dict[int, int] = dict(self._found()) if len(index.parent) > _MANY_CALLS else {}
+        self.original: dict[int, int] = dict(self._found()) if index.module_calls > _MANY_CALLS else {}
 
     @cached_property
     def copied(self) -> Ints:

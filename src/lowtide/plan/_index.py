@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from lowtide.plan._functions import TYPE, with_function_calls
 from lowtide.plan._overhead import ENGINE, Overhead
 from lowtide.records import Category, FunctionCall, Gather, Phase, StepTrace
 
@@ -28,8 +29,8 @@ CATEGORIES = tuple(Category)
 _PARAMETER = CATEGORIES.index(Category.PARAMETER)
 CAST = "aten._to_copy.default"
 """What autocast runs on weights and arguments, among others."""
-VIEWS = frozenset(f"aten.{n}.default" for n in ("view", "_unsafe_view", "_reshape_alias", "permute", "unsqueeze")) | {"aten.transpose.int"}
-"""Of what is between a module and one that is given the same values in another shape."""
+_LEAST_SHARE = 0.002
+"""Of all that is saved, what a function has to free to be worth a thought."""
 NEVER = -1
 """In an array of op indexes: no such op."""
 
@@ -48,6 +49,7 @@ class TraceIndex:
 
     Attributes:
         overhead: what the engine takes.
+        trace: with calls of functions between modules among its calls.
         replays: what has been read so far by ``_replay.replays_of``, by region and what it keeps.
         seconds, workspace, op_call, forward: by op.
         bytes, category, born, freed, resident: by storage; ``category`` indexes ``CATEGORIES``.
@@ -58,7 +60,7 @@ class TraceIndex:
     """
 
     def __init__(self, trace: StepTrace, overhead: Overhead = ENGINE) -> None:
-        self.trace = trace
+        self.trace = trace = with_function_calls(trace)
         self.overhead = overhead
         self.replays: dict[tuple[tuple[str, ...], tuple[KeptCall, ...]], list[Replay]] = {}
         self._read_ops(trace)
@@ -121,11 +123,53 @@ class TraceIndex:
         return found
 
     def following(self, call: int) -> list[int]:
-        """The call that is entered next once this one has returned, the first call inside that one, and so on inwards."""
-        found = [int(self.call_stop[call])]
-        while found[-1] + 1 < len(self.parent) and self.parent[found[-1] + 1] == found[-1]:
-            found.append(found[-1] + 1)
-        return found if found[0] < len(self.parent) else []
+        """The call that is entered next once this one has returned, the first call inside that one, and so on inwards.
+
+        A call of a function may be passed over: then what follows that one is among them as well.
+        """
+        found: list[int] = []
+        then = int(self.call_stop[call])
+        while then < len(self.parent):
+            found.append(then)
+            if then + 1 < len(self.parent) and self.parent[then + 1] == then:
+                then += 1
+            elif self.is_function[then]:
+                then = int(self.call_stop[then])
+            else:
+                break
+        return found
+
+    @cached_property
+    def is_function(self) -> Flags:
+        """By call, whether it is of a function."""
+        return np.array([call.type == TYPE for call in self.trace.calls], dtype=np.bool_)
+
+    @cached_property
+    def module_calls(self) -> int:
+        """How many calls are of modules."""
+        return int((~self.is_function).sum())
+
+    def written_in(self, call: int) -> set[int]:
+        """What a call of a function writes to, of what was there before."""
+        ops = self.trace.ops[self.start[call] : self.end[call]]
+        return {storage for op in ops for storage in op.writes if self.resident[storage] or self.born[storage] < self.start[call]}
+
+    @cached_property
+    def is_offered(self) -> Flags:
+        """By call, whether it may be a member of what solvers choose from: modules, and functions that are worth it.
+
+        A function is where no less would be dropped with it than its inputs come to that nobody has saved.
+        """
+        saved = np.zeros(len(self.bytes), dtype=np.bool_)
+        saved[self.slot_storage] = True
+        least = _LEAST_SHARE * int(self.bytes[saved & ~self.resident].sum())
+        found = ~self.is_function
+        for call in np.flatnonzero(self.is_function).tolist():
+            written = self.written_in(call)
+            made = np.union1d(self.storages_born_in(np.arange(self.start[call], self.end[call])), ints(written))
+            given = ints(s for s in self.trace.calls[call].inputs if not (self.resident[s] or saved[s] or s in written))
+            found[call] = self.bytes[made[saved[made]]].sum() >= max(self.bytes[given].sum(), least)
+        return found
 
     def joins(self, run: Sequence[int], call: int) -> bool:
         """Whether a call is given something that a call of the run returned: then they can be replayed as one."""
@@ -134,8 +178,15 @@ class TraceIndex:
 
     def _is_viewed(self, storage: int, call: int, until: int) -> bool:
         """Whether a view is made of what a call returned before another one begins: the engine knows the very tensor alone."""
-        between = self.trace.ops[self.end[call] : self.start[until]]
-        return any(storage in op.reads and op.name in VIEWS for op in between)
+        between = range(int(self.end[call]), int(self.start[until]))
+        return any(storage in self.trace.ops[op].reads and storage not in self.trace.ops[op].writes and not self._makes[op] for op in between)
+
+    @cached_property
+    def _makes(self) -> Flags:
+        """By op, whether something is allocated for its results. What reads without is a view, whatever it is called, or has none."""
+        found = np.zeros(self.op_count, dtype=np.bool_)
+        found[self.born[~self.resident]] = True
+        return found
 
     def is_leaf(self, call: int) -> bool:
         """Whether no other module is called inside."""
@@ -176,9 +227,9 @@ class TraceIndex:
     @cached_property
     def function_is_own(self) -> Flags:
         """By call of a function, whether it made what it returned, and nothing has written to that since."""
-        return np.array([self._makes(f) for f in self.trace.functions], dtype=np.bool_)
+        return np.array([self._makes_own(f) for f in self.trace.functions], dtype=np.bool_)
 
-    def _makes(self, function: FunctionCall) -> bool:
+    def _makes_own(self, function: FunctionCall) -> bool:
         def is_own(storage: int) -> bool:
             return not self.resident[storage] and function.start <= self.born[storage] < function.end > self._last_write[storage]
 

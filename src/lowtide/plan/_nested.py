@@ -112,7 +112,7 @@ class Nesting:
 
     def _may_hold_others(self, candidate: Candidate) -> bool:
         """Modules with others inside and runs of them, in large models runs of 2, 4, 8, …; in very small ones runs of layers as well."""
-        count, members = len(self._index.parent), len(candidate.paths)
+        count, members = self._index.module_calls, len(candidate.paths)
         if all(map(self._index.is_leaf, candidate.replays[0].calls)):
             return count <= _FEW_CALLS and members > 2
         return count <= _MANY_CALLS or members & (members - 1) == 0

@@ -42,18 +42,31 @@ def _longer(index: TraceIndex, equal: EqualBlocks, run: Run) -> Iterator[Run]:
 
 
 def _next_calls(index: TraceIndex, run: Run) -> list[int]:
-    """Siblings follow each other; from leaves, which are what norms and activations are, a run also goes into and out of other modules."""
+    """Siblings follow each other; from leaves, which are what norms and activations are, a run also goes into and out of other modules.
+
+    Of functions it passes over those alone that are not offered, and from one it goes no further than its module.
+    """
     following = index.following(run[-1])
-    if all(index.is_leaf(call) for call in run):
-        return following
-    return [call for call in following if index.parent[call] == index.parent[run[-1]]]
+    passed = next((i for i, call in enumerate(following) if index.is_function[call] and index.is_offered[call]), len(following))
+    following = following[: passed + 1]
+    if not all(index.is_leaf(call) for call in run):
+        following = [call for call in following if index.parent[call] == index.parent[run[-1]]]
+    callers = [int(index.parent[call]) for call in run if index.is_function[call]]
+    return [call for call in following if all(call < index.call_stop[caller] for caller in callers)]
 
 
 def _is_allowed(index: TraceIndex, equal: EqualBlocks, run: Run, call: int) -> bool:
     if equal.copied[call] not in (NEVER, call):
         return False
+    if not index.is_offered[call] or (index.is_function[call] and not _writes_to_own(index, run, call)):
+        return False
     path = index.trace.calls[call].path
     return bool(index.replayable[index.calls_of_path[path]].all()) and not _touches(path, _paths(index, run))
+
+
+def _writes_to_own(index: TraceIndex, run: Run, call: int) -> bool:
+    """Whether a function writes to nothing but what the run has made."""
+    return index.written_in(call) <= {storage for member in run for storage in index.trace.calls[member].outputs}
 
 
 def _touches(path: str, paths: tuple[str, ...]) -> bool:

@@ -95,7 +95,7 @@ class Search:
 
     def _is_quick(self, solver: Solver) -> bool:
         """Not where schedules with regions inside regions take long to simulate: of many blocks."""
-        return not solver.nests or len(self.index.parent) <= _MANY_CALLS
+        return not solver.nests or self.index.module_calls <= _MANY_CALLS
 
     def _plans_of(self, rule: Rule) -> list[list[PlannedRegion]]:
         try:
@@ -110,7 +110,7 @@ class Search:
         """The exact solver, if one is to be asked."""
         if self._exact is None:
             return None
-        self._say(f"finding what may be replayed, of {len(self.index.parent)} module calls")
+        self._say(f"finding what may be replayed, of {self.index.module_calls} module calls")
         exact = self._exact(self.index)
         self._say(f"searching with {exact.name}")
         return exact
@@ -150,7 +150,7 @@ class Search:
             for found in self._scored(outcome):
                 best, high = found, found.peak_bytes
             low = low if outcome.regions is not None else middle + 1
-            if high - low <= high * _CLOSE and len(self.index.parent) > _MOST_TO_POLISH:
+            if high - low <= high * _CLOSE and self.index.module_calls > _MOST_TO_POLISH:
                 break
         return self.plan(best, best.peak_bytes, bound=None)
 

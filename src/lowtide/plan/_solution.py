@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lowtide.errors import PlanError
 from lowtide.plan import _json
+from lowtide.plan._functions import FunctionPath
 from lowtide.records import Decision
 
 OPTIMAL = "optimal"
@@ -41,7 +42,9 @@ class PlannedRegion:
     """One region of a plan and what becomes of its saved tensors.
 
     Attributes:
-        paths: of the module, or of several modules that are called one right after the other and are replayed as one.
+        paths: of the module, or of several modules that are called one right after the other and are replayed as one. Calls of functions that
+            a module makes between those inside it may be among them: ``up.0:torch.nn.functional.silu[1]`` is the second call of ``silu``
+            in a call of ``up.0``.
         decision: the decision covers every call of these modules.
         kept: calls in it whose results are kept all the same.
         inside: regions in it that are replayed on their own: it hands them their inputs, which is all that its replay makes of them.
@@ -209,11 +212,14 @@ def refuse_nested_paths(paths: Iterable[str]) -> None:
 
 
 def ancestors(path: str) -> list[str]:
-    """Paths of the modules around this one, the root first.
+    """Paths of the modules around this one, the root first; of a call of a function, the module that makes it is one.
 
     >>> ancestors("blocks.0.mlp")
     ['', 'blocks', 'blocks.0']
     """
+    function = FunctionPath.read(path)
+    if function is not None:
+        return [*ancestors(function.caller), function.caller]
     if not path:
         return []
     parts = path.split(".")

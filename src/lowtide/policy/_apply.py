@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
-from lowtide.engine import RegionHandle, install, refuse_installed
+from lowtide.engine import FunctionMember, RegionHandle, install, refuse_installed
 from lowtide.errors import PlanError, PolicyError
-from lowtide.plan import Plan, PlannedRegion
+from lowtide.plan import FunctionPath, Plan, PlannedRegion
 from lowtide.policy._checkpoint import read_policy
 from lowtide.policy._fingerprint import fingerprint
 from lowtide.policy._functions import close
@@ -22,7 +22,7 @@ from lowtide.policy._planned import KeepCalls
 from lowtide.policy._policy import Policy, PolicyRegion
 from lowtide.records import CallSite, Decision
 
-Members = list[tuple[str, nn.Module]]
+Members = list[tuple[str, nn.Module | FunctionMember]]
 
 
 class Handle:
@@ -103,7 +103,7 @@ def apply(model: nn.Module, policy: Policy | Plan | str | Callable[[CallSite], D
     refuse_wrapped(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     wanted = _of_plan(model, found, modules) if isinstance(found, Plan) else _of_policy(model, found, modules)
-    warn_of_checkpointing(member for members, _ in wanted for member in members)
+    warn_of_checkpointing((path, member) for members, _ in wanted for path, member in members if isinstance(member, nn.Module))
     ledger = Ledger((policy for _, policy in wanted if policy is not None), map(_name_of, (members for members, _ in wanted)))
     regions = _installed(wanted, ledger)
     handle = Handle(found, regions, switch_caches_off(model, (module for region in regions for module in region.modules())))
@@ -145,10 +145,17 @@ def _from_inside(region: PlannedRegion) -> Iterator[PlannedRegion]:
 def _members(region: PlannedRegion, modules: dict[str, nn.Module]) -> Members:
     if region.decision is not Decision.RECOMPUTE:
         raise PlanError(f"cannot carry out {region.decision.value!r} for {region.paths}: a plan may say 'keep' or 'recompute'")
-    missing = [path for path in region.paths if path not in modules]
-    if missing:
-        raise PlanError(f"the plan names the module {missing[0]!r}, which this model does not have")
-    return [(path, modules[path]) for path in region.paths]
+    return [(path, _member(path, modules)) for path in region.paths]
+
+
+def _member(path: str, modules: dict[str, nn.Module]) -> nn.Module | FunctionMember:
+    """A module, or a call of a function that one makes."""
+    if path in modules:
+        return modules[path]
+    function = FunctionPath.read(path)
+    if function is None or function.caller not in modules:
+        raise PlanError(f"the plan names the module {path if function is None else function.caller!r}, which this model does not have")
+    return FunctionMember(modules[function.caller], function.function, function.index)
 
 
 def _of_policy(model: nn.Module, policy: Policy, modules: dict[str, nn.Module]) -> list[tuple[Members, Policy | None]]:

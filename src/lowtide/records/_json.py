@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from lowtide.records._records import StepTrace
 
 FORMAT = "lowtide.trace"
-VERSION = 4
+VERSION = 5
 _SINCE = {"functions": 2, "gathers": 4}
 """The version in which a table was first written; older files lack it."""
-_WITHOUT_REPLACED = 2
+_WITHOUT_REPLACED, _WITHOUT_AT_END = 2, 4
 
 _HEADER: dict[str, type] = {"fingerprint": str, "device": str, "torch_version": str, "fake": bool, "timing": str}
 
@@ -58,7 +58,7 @@ def _tables() -> dict[str, tuple[type, dict[str, _Column]]]:
     op |= {"origin": _Column("count", "ops", optional=True)}
     stored = {"bytes": count, "category": _Column("text", "texts", read=Category), "born": moment, "freed": moment, "resident": flag}
     saved = {"storage": storage, "bytes": count, "call": call, "position": moment, "used": _Column("count", "ops_end", optional=True)}
-    saved |= {"released": moment, "node": text, "dtype": text, "shape": _Column("counts"), "shared": flag}
+    saved |= {"released": moment, "node": text, "dtype": text, "shape": _Column("counts"), "shared": flag, "at_end": flag}
     calls = {"path": text, "type": text, "parent": call, "start": moment, "end": moment, "inputs": storages, "outputs": storages}
     calls |= {"replayable": flag, "replaced": storages}
     functions = {"function": text, "call": _Column("count", "calls"), "start": moment, "end": moment, "outputs": storages}
@@ -116,6 +116,8 @@ def decode(text: str) -> StepTrace:
     tables = {name: table for name, table in _tables().items() if _SINCE.get(name, 1) <= data["version"]}
     if data["version"] <= _WITHOUT_REPLACED:
         del tables["calls"][1]["replaced"]
+    if data["version"] <= _WITHOUT_AT_END:
+        del tables["saved"][1]["at_end"]
     _check_names("the trace", data, ("format", "version", *_HEADER, "texts", *tables))
     header = {name: _of_type(name, data[name], kind) for name, kind in _HEADER.items()}
     reader = _Reader(_texts(data["texts"]), {name: _size(name, data[name], columns) for name, (_, columns) in tables.items()})

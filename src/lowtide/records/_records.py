@@ -116,6 +116,7 @@ class SavedTensor:
         shape: of the tensor.
         shared: somebody besides autograd may hold this very tensor when backward asks for it, as long as its storage lives. Where it
             is false, the tensor was gone by then, though a view of it (``y.detach()`` kept by a module) may keep its storage.
+        at_end: ops of the function call that saved it had run by then, so that where two calls meet at ``position`` it is of the first.
     """
 
     storage: int
@@ -128,6 +129,7 @@ class SavedTensor:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     shared: bool = True
+    at_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,9 @@ class FunctionTable(TorchFunctionMode):
         storages: the table of storages.
         clock: the number of ops that have run.
         current_call: index of the innermost module call, if any.
+
+    Attributes:
+        running_since: how many ops had run when the function that runs was called; ``None`` between calls.
     """
 
     def __init__(self, storages: StorageTable, clock: Callable[[], int], current_call: Callable[[], int | None]) -> None:
@@ -37,11 +40,16 @@ class FunctionTable(TorchFunctionMode):
         super().__init__()
         self._storages, self._clock, self._current_call = storages, clock, current_call
         self._rows: list[_Row] = []
+        self.running_since: int | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function, and note it if it ran an op."""
-        start = self._clock()
-        result = func(*args, **kwargs) if kwargs else func(*args)
+        start, around = self._clock(), self.running_since
+        self.running_since = start
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        finally:
+            self.running_since = around
         end = self._clock()
         if end == start:
             return result

@@ -66,8 +66,8 @@ class Recorder(BareDispatchMode):
         self._calls = CallTable(self._storages, clock)
         bare = Unseen()
         unseen = self._pause_without_gradients if stand_in else lambda: bare
-        self._saved = SavedTable(self._storages, clock, self._calls.current, unseen, keep)
-        self._functions = FunctionTable(self._storages, clock, self._calls.current)
+        self._functions = functions = FunctionTable(self._storages, clock, self._calls.current)
+        self._saved = SavedTable(self._storages, clock, self._calls.current, lambda: functions.running_since, unseen, keep)
         self._accumulation = Accumulation()
 
     def _stood_in(self, tensor: torch.Tensor) -> torch.Tensor:

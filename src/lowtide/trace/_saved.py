@@ -40,6 +40,7 @@ class _Row:
     released: int | None = None
     node: str = ""
     shared: bool = True
+    at_end: bool = False
 
 
 class _Copy:
@@ -70,6 +71,7 @@ class SavedTable:
         storages: the table of storages.
         clock: the number of ops that have run.
         current_call: index of the innermost module call, if any.
+        function_start: how many ops had run when the function that runs was called, if one does.
         unseen: a context in which neither the tracer nor autograd sees ops.
         keep: makes the copies.
     """
@@ -79,12 +81,14 @@ class SavedTable:
         storages: StorageTable,
         clock: Callable[[], int],
         current_call: Callable[[], int | None],
+        function_start: Callable[[], int | None],
         unseen: Callable[[], Any],
         keep: Keep,
     ) -> None:
         """Start an empty table."""
         self._keep = keep
         self._storages, self._clock, self._current_call, self._unseen = storages, clock, current_call, unseen
+        self._function_start = function_start
         self._rows: list[_Row] = []
         self._copies: dict[tuple[int, int], weakref.ref[_Copy]] = {}
         self._copy_count = 0
@@ -102,9 +106,10 @@ class SavedTable:
             return tensor
         source, copy = self._source(tensor, storage)
         size = tensor.numel() * tensor.element_size()
-        self._rows.append(
-            _Row(storage, size, self._current_call(), self._clock(), copy, tensor.dtype, tuple(tensor.shape), weakref.ref(tensor))
-        )
+        now, start = self._clock(), self._function_start()
+        row = _Row(storage, size, self._current_call(), now, copy, tensor.dtype, tuple(tensor.shape), weakref.ref(tensor))
+        row.at_end = start is not None and start < now
+        self._rows.append(row)
         return _Slot(len(self._rows) - 1, source, self._release)
 
     def _source(self, tensor: torch.Tensor, storage: int) -> tuple[Callable[[], torch.Tensor], int | None]:
@@ -168,7 +173,7 @@ class SavedTable:
             released[index] = max(released[index], end if died is None else died)
         return tuple(
             SavedTensor(
-                r.storage, r.bytes, r.call, r.position, r.used, gone, r.node, str(r.dtype).removeprefix("torch."), r.shape, r.shared
+                r.storage, r.bytes, r.call, r.position, r.used, gone, r.node, str(r.dtype).removeprefix("torch."), r.shape, r.shared, r.at_end
             )
             for r, gone in zip(self._rows, released, strict=True)
         )

@@ -27,7 +27,7 @@ def families(index: TraceIndex) -> list[list[str]]:
 def _by_class(index: TraceIndex) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path, calls in index.calls_of_path.items():
-        if index.replayable[calls].all() and _saved_bytes(index, [path]):
+        if not index.is_function[calls[0]] and index.replayable[calls].all() and _saved_bytes(index, [path]):
             found.setdefault(index.trace.calls[calls[0]].type, []).append(path)
     return found
 

@@ -82,8 +82,8 @@ def chain_of(index: TraceIndex, solver: str) -> Chain:
 def _sequences(index: TraceIndex) -> Iterator[list[str]]:
     """Modules of one class, and modules called in the same one; of those, the longest."""
     yield from families(index)
-    siblings = [[index.trace.calls[call].path for call in calls] for calls in index.children.values() if len(calls) >= _FEWEST]
-    yield from sorted(siblings, key=len, reverse=True)[:_MOST_SIBLINGS]
+    siblings = [[index.trace.calls[call].path for call in calls if not index.is_function[call]] for calls in index.children.values()]
+    yield from sorted((paths for paths in siblings if len(paths) >= _FEWEST), key=len, reverse=True)[:_MOST_SIBLINGS]
 
 
 def _saved_bytes(index: TraceIndex, chain: Chain) -> int:
