@@ -10,8 +10,11 @@ from itertools import combinations
 
 from lowtide.errors import PlanError
 from lowtide.plan import KeptCall, PlannedRegion, simulate
+from lowtide.plan._functions import TYPE, with_function_calls
 from lowtide.plan._overhead import ENGINE
 from lowtide.records import FunctionCall, Phase, StepTrace
+
+NOTHING: set[int] = set()
 
 
 def inside(trace: StepTrace, call: int | None, outer: set[int]) -> bool:
@@ -22,16 +25,34 @@ def inside(trace: StepTrace, call: int | None, outer: set[int]) -> bool:
     return False
 
 
-def follows(trace: StepTrace, call: int, path: str) -> int | None:
-    """The call of a path that is entered with nothing but calls around it entered since ``call`` returned."""
+def follows(trace: StepTrace, call: int, path: str, stops: set[int] = NOTHING) -> int | None:
+    """The call of a path that is entered with nothing but calls around it, or of functions, entered since ``call`` returned.
+
+    No function among ``stops`` is passed over.
+    """
     after = call + 1
     while after < len(trace.calls) and inside(trace, after, {call}):
         after += 1
     while after < len(trace.calls) and trace.calls[after].path != path:
-        if after + 1 == len(trace.calls) or trace.calls[after + 1].parent != after:
+        is_around = after + 1 < len(trace.calls) and trace.calls[after + 1].parent == after
+        if after in stops or not (is_around or trace.calls[after].type == TYPE):
             return None
         after += 1
     return after if after < len(trace.calls) else None
+
+
+def worth_it(trace: StepTrace) -> set[int]:
+    """Calls of functions that are a member of regions that solvers try: they make as much that is saved as they are given that is not."""
+    saved = {slot.storage for slot in trace.saved}
+    made = {s: storage for s, storage in enumerate(trace.storages) if not storage.resident}
+    least = 0.002 * sum(storage.bytes for s, storage in made.items() if s in saved)
+    found = set()
+    for call in trace.calls:
+        own = sum(storage.bytes for s, storage in made.items() if call.start <= storage.born < call.end and s in saved)
+        given = sum(made[s].bytes for s in call.inputs if s in made and s not in saved)
+        if call.type == TYPE and own >= max(given, least):
+            found.add(call.path)
+    return {c for c, call in enumerate(trace.calls) if call.path in found}
 
 
 def groups(trace: StepTrace, paths: tuple[str, ...]) -> list[list[int]]:
@@ -104,6 +125,7 @@ def occurrence(trace: StepTrace, calls: list[int], kept: tuple[KeptCall, ...]) -
 
 def timeline(trace: StepTrace, regions: list[PlannedRegion]) -> list[tuple[str, int, int]]:
     """``(kind, op, bytes)`` of each moment."""
+    trace = with_function_calls(trace)
     found = [occurrence(trace, g, region.kept) for region in regions for g in groups(trace, region.paths)]
     dropped = {j for o in found for j in o["dropped"]}
 
@@ -140,7 +162,7 @@ def timeline(trace: StepTrace, regions: list[PlannedRegion]) -> list[tuple[str, 
 
 def added_s(trace: StepTrace, regions: list[PlannedRegion]) -> float:
     """Time of the ops that run again, and of the engine: for each call of a region, its members, ops, what it drops, what it keeps."""
-    total = 0.0
+    trace, total = with_function_calls(trace), 0.0
     for region in regions:
         for group in groups(trace, region.paths):
             found = occurrence(trace, group, region.kept)
@@ -153,16 +175,20 @@ def added_s(trace: StepTrace, regions: list[PlannedRegion]) -> float:
 
 
 def all_regions(trace: StepTrace) -> list[tuple[str, ...]]:
-    """Every module, every run of siblings, and every run of modules without others inside, useful or not."""
+    """Every module, every run of siblings, and every run of modules without others inside, useful or not; functions are like modules."""
     leaves = {c for c in range(len(trace.calls)) if all(other.parent != c for other in trace.calls)}
-    found = {(call.path,) for call in trace.calls}
-    growing = [[c] for c in range(len(trace.calls))]
+    tried = worth_it(trace)
+    starts = [c for c, call in enumerate(trace.calls) if call.type != TYPE or c in tried]
+    found = {(trace.calls[c].path,) for c in starts}
+    growing = [[c] for c in starts]
     while growing:
         run = growing.pop()
         made = {s for c in run for s in trace.calls[c].outputs}
+        callers = [trace.calls[c].parent for c in run if trace.calls[c].type == TYPE]
         for c, call in enumerate(trace.calls):
             level = call.parent == trace.calls[run[-1]].parent or leaves.issuperset(run)
-            if level and follows(trace, run[-1], call.path) == c and made & set(call.inputs):
+            stays = all(inside(trace, c, {caller}) for caller in callers)
+            if c in starts and level and stays and follows(trace, run[-1], call.path, tried) == c and made & set(call.inputs):
                 found.add(tuple(trace.calls[m].path for m in [*run, c]))
                 growing.append([*run, c])
     return sorted(r for r in found if len(set(r)) == len(r) and not any(nested((a,), (b,)) for a in r for b in r if a != b))
@@ -179,6 +205,8 @@ def all_kept(trace: StepTrace, paths: tuple[str, ...]) -> list[PlannedRegion]:
 def all_plans(trace: StepTrace, nesting: Sequence[PlannedRegion] = ()) -> Iterator[tuple[list[PlannedRegion], int, float]]:
     """Every set of regions that may be together, with peak and time; those in ``nesting``, which have others inside, among them."""
 
+    shown = with_function_calls(trace)
+
     def extend(chosen: list[PlannedRegion], rest: list[tuple[str, ...]]) -> Iterator[tuple[list[PlannedRegion], int, float]]:
         try:
             result = simulate(trace, chosen)
@@ -187,11 +215,11 @@ def all_plans(trace: StepTrace, nesting: Sequence[PlannedRegion] = ()) -> Iterat
         yield chosen, result.peak_bytes, result.added_s
         for i, paths in enumerate(rest):
             if not any(nested(paths, other.paths) for other in chosen):
-                for region in [*all_kept(trace, paths), *(r for r in nesting if r.paths == paths)]:
+                for region in [*all_kept(shown, paths), *(r for r in nesting if r.paths == paths)]:
                     yield from extend([*chosen, region], rest[i + 1 :])
 
-    yield from extend([], all_regions(trace))
+    yield from extend([], all_regions(shown))
 
 
 def nested(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    return any(a == b or not a or not b or a.startswith(b + ".") or b.startswith(a + ".") for a in one for b in other)
+    return any(a == b or not a or not b or a.startswith((b + ".", b + ":")) or b.startswith((a + ".", a + ":")) for a in one for b in other)

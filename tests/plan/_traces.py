@@ -73,7 +73,7 @@ class Writer:
         return StepTrace(
             ops=tuple(self.ops),
             storages=tuple(Storage(s, c, b, n if f is None else f, r) for s, c, b, f, r in self.storages),
-            saved=tuple(SavedTensor(s, z, c, p, u, n if r is None else r, "Node") for s, z, c, p, u, r in self.saved),
+            saved=tuple(SavedTensor(s, z, c, p, u, n if r is None else r, "Node", at_end=True) for s, z, c, p, u, r in self.saved),
             calls=tuple(Call(path, "Module", parent, a, b, i, o) for path, parent, a, b, i, o in self.calls),
             fingerprint="f",
             device="cpu",

@@ -118,9 +118,10 @@ def test_damage_is_refused_with_a_sentence_on_what_is_wrong(
 
 
 def test_a_file_from_before_functions_were_recorded_is_read(traced: StepTrace, data: dict[str, Any]) -> None:
-    del data["functions"], data["calls"]["replaced"], data["gathers"]
+    del data["functions"], data["calls"]["replaced"], data["gathers"], data["saved"]["at_end"]
     data["version"] = 1
-    assert StepTrace.from_json(json.dumps(data)) == dataclasses.replace(traced, functions=())
+    saved = tuple(dataclasses.replace(slot, at_end=False) for slot in traced.saved)
+    assert StepTrace.from_json(json.dumps(data)) == dataclasses.replace(traced, functions=(), saved=saved)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

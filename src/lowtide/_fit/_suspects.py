@@ -12,6 +12,7 @@ from dataclasses import replace
 from torch import nn
 
 from lowtide.plan import Plan, PlannedRegion
+from lowtide.plan.reading import without_function_calls
 from lowtide.policy import apply
 from lowtide.records import StepTrace
 from lowtide.verify import Reference
@@ -35,6 +36,7 @@ def failing_regions(plan: Plan, plan_fails: Callable[[Plan], bool]) -> tuple[Pla
 
 
 def without(trace: StepTrace, regions: tuple[PlannedRegion, ...]) -> StepTrace:
-    """The trace with the modules of these regions marked as not to be replayed."""
+    """The trace with the modules of these regions marked as not to be replayed, and the functions among their members left out."""
     paths = {path for region in regions for path in region.paths}
+    trace = without_function_calls(trace, paths)
     return replace(trace, calls=tuple(replace(call, replayable=False) if call.path in paths else call for call in trace.calls))

@@ -25,6 +25,7 @@ import lowtide.engine
 from lowtide import _torch_compiler as torch_compiler
 from lowtide.engine._calls_in_graph import NAME, InGraph
 from lowtide.engine._checkpoint import region_call
+from lowtide.engine._function_members import ListeningForward
 from lowtide.engine._install import InstalledForward
 
 # As it is now: the name in its module may be given to another function, which the compiler does not know.
@@ -89,6 +90,7 @@ def named(tensor: torch.Tensor, name: str) -> torch.Tensor:
 def _leave_engine_alone() -> None:
     """Have the compiler run the engine's functions as they are where they are not part of a graph."""
     entries = {InstalledForward.__call__.__code__, InstalledForward._run_under_compiler.__code__, *_with_inner(region_call.__code__)}
+    entries.add(ListeningForward.__call__.__code__)
     for info in pkgutil.walk_packages(lowtide.engine.__path__, "lowtide.engine."):
         module = sys.modules.get(info.name)
         for code in () if module is None else _codes_in(vars(module), info.name):

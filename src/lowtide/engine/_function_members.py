@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -27,10 +28,12 @@ from lowtide.records import CallSite
 if TYPE_CHECKING:
     from lowtide.engine._install import Segment
 
+_MOST_FUNCTIONS = 1000
 Places = dict[str, dict[int, list[tuple["Segment", int]]]]
 
 
-class FunctionMember(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FunctionMember:
     """A call of a torch function in the forward of a module.
 
     Attributes:
@@ -99,6 +102,8 @@ class ListeningForward:
     def members_of(self, function: Any) -> tuple[str, dict[int, MemberCall]] | None:
         """The name of a function, by which calls are counted, and by number those that are members; ``None`` where there are none."""
         if function not in self._members:
+            if len(self._members) > _MOST_FUNCTIONS:  # code that makes functions anew for every step
+                self._members.clear()
             name = CallSite(function, "function").function_name
             members = {index: _nested(around, function) for index, around in self._places.get(name, {}).items()}
             self._members[function] = (name, members) if members else None
@@ -107,14 +112,11 @@ class ListeningForward:
     def _target(self) -> Callable[..., Any]:
         module = self._module()
         assert module is not None
-        return self.before or type(module).forward.__get__(module)  # type: ignore[no-any-return]
+        return self.before or type(module).forward.__get__(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or torch_compiler.current() is not None:
-            torch_compiler.break_graph()
-            from lowtide.engine._compiled import without_compiler
-
-            return without_compiler(self._run, args, kwargs)
+            return self._target()(*args, **kwargs)  # the compiler cannot look through the mode: members that are modules are regions there
         return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

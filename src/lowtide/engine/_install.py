@@ -35,8 +35,8 @@ from lowtide.errors import AlreadyAppliedError, InvalidInputError
 class _Open(threading.local):
     """The frame that the next member may join, and which member that is. Weakly: without slots there is nothing to join.
 
-    A function that saves nothing (a concatenation) has no slots, and is joined all the same: its frame is held until the module that calls it
-    is through.
+    A function that saves nothing (a concatenation) has no slots, and is joined all the same: its frame is held until the module that
+    calls it is through.
     """
 
     frame: weakref.ref[Frame] | None = None
@@ -143,9 +143,9 @@ class InstalledForward:
         self.member = member
         self.before = before
         self.path = path
-        self._in_graph = InGraph(segment.region, self._module, member, segment.length)
-        if segment.calls_functions:
-            self._in_graph.broken = "calls of functions in another module are part of it"
+        # In a graph nobody listens to calls of functions: each module is by itself there.
+        place = (0, 1) if segment.calls_functions else (member, segment.length)
+        self._in_graph = InGraph(segment.region, self._module, *place)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()

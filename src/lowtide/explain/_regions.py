@@ -156,7 +156,7 @@ class _Reader:
         for path in paths:
             if path not in self.index.calls_of_path:
                 raise InvalidInputError(f"the traced step calls no module {path!r}: give the path of a module that it runs")
-        kind, saved = self.view.trace.calls[self.index.calls_of_path[paths[0]][0]].type, self._saved_bytes(paths)
+        kind, saved = self.index.trace.calls[self.index.calls_of_path[paths[0]][0]].type, self._saved_bytes(paths)
         try:
             replays = [replay for path in paths for replay in replays_of(self.index, (path,))]
         except PlanError as error:
@@ -207,7 +207,7 @@ class _Reader:
     def _kept(self, paths: frozenset[str], replays: list[Replay]) -> Iterator[Reason]:
         """The saved storages that stay, by what keeps them."""
         freed, groups = self._freed(replays), dict[Cause, list[int]]()
-        inputs = {s for p in paths for c in self.index.calls_of_path[p] for s in self.view.trace.calls[c].inputs}
+        inputs = {s for p in paths for c in self.index.calls_of_path[p] for s in self.index.trace.calls[c].inputs}
         for storage in dict.fromkeys(self.view.trace.saved[slot].storage for slot in self._slots(paths)):
             cause = None if storage in freed else self._cause(storage, paths, inputs)
             if cause is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lowtide.records import Call, FunctionCall, Phase, SavedTensor, StepTrace
@@ -54,6 +54,12 @@ def with_function_calls(trace: StepTrace) -> StepTrace:
     """The same step with calls of functions between modules among its calls."""
     found = [(path, trace.functions[i]) for i, path in _between_modules(trace)]
     return _Inserted(trace, found).trace() if found else trace
+
+
+def without_function_calls(trace: StepTrace, paths: Collection[str]) -> StepTrace:
+    """The same step with some of those calls left to the modules that make them."""
+    left = {i for i, path in _between_modules(trace) if str(path) in paths}
+    return replace(trace, functions=tuple(replace(f, outputs=()) if i in left else f for i, f in enumerate(trace.functions)))
 
 
 def _between_modules(trace: StepTrace) -> Iterator[tuple[int, FunctionPath]]:

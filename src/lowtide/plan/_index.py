@@ -158,18 +158,20 @@ class TraceIndex:
     def is_offered(self) -> Flags:
         """By call, whether it may be a member of what solvers choose from: modules, and functions that are worth it.
 
-        A function is where no less would be dropped with it than its inputs come to that nobody has saved.
+        A function is where in one of its calls no less would be dropped with it than its inputs come to that nobody has saved.
         """
         saved = np.zeros(len(self.bytes), dtype=np.bool_)
         saved[self.slot_storage] = True
         least = _LEAST_SHARE * int(self.bytes[saved & ~self.resident].sum())
-        found = ~self.is_function
-        for call in np.flatnonzero(self.is_function).tolist():
+
+        def is_worth_it(call: int) -> bool:
             written = self.written_in(call)
             made = np.union1d(self.storages_born_in(np.arange(self.start[call], self.end[call])), ints(written))
             given = ints(s for s in self.trace.calls[call].inputs if not (self.resident[s] or saved[s] or s in written))
-            found[call] = self.bytes[made[saved[made]]].sum() >= max(self.bytes[given].sum(), least)
-        return found
+            return bool(self.bytes[made[saved[made]]].sum() >= max(self.bytes[given].sum(), least))
+
+        paths = {self.trace.calls[call].path for call in np.flatnonzero(self.is_function).tolist() if is_worth_it(call)}
+        return np.array([not f or c.path in paths for f, c in zip(self.is_function, self.trace.calls, strict=True)], dtype=np.bool_)
 
     def joins(self, run: Sequence[int], call: int) -> bool:
         """Whether a call is given something that a call of the run returned: then they can be replayed as one."""
@@ -179,7 +181,9 @@ class TraceIndex:
     def _is_viewed(self, storage: int, call: int, until: int) -> bool:
         """Whether a view is made of what a call returned before another one begins: the engine knows the very tensor alone."""
         between = range(int(self.end[call]), int(self.start[until]))
-        return any(storage in self.trace.ops[op].reads and storage not in self.trace.ops[op].writes and not self._makes[op] for op in between)
+        return any(
+            storage in self.trace.ops[op].reads and storage not in self.trace.ops[op].writes and not self._makes[op] for op in between
+        )
 
     @cached_property
     def _makes(self) -> Flags:

@@ -42,9 +42,9 @@ class PlannedRegion:
     """One region of a plan and what becomes of its saved tensors.
 
     Attributes:
-        paths: of the module, or of several modules that are called one right after the other and are replayed as one. Calls of functions that
-            a module makes between those inside it may be among them: ``up.0:torch.nn.functional.silu[1]`` is the second call of ``silu``
-            in a call of ``up.0``.
+        paths: of the module, or of several modules that are called one right after the other and are replayed as one. Calls of functions
+            that a module makes between those inside it may be among them: ``up.0:torch.nn.functional.silu[1]`` is the second call of
+            ``silu`` in a call of ``up.0``.
         decision: the decision covers every call of these modules.
         kept: calls in it whose results are kept all the same.
         inside: regions in it that are replayed on their own: it hands them their inputs, which is all that its replay makes of them.

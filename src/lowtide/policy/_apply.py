@@ -170,7 +170,7 @@ def _of_policy(model: nn.Module, policy: Policy, modules: dict[str, nn.Module]) 
     seen: set[int] = set()
     wanted: list[tuple[Members, Policy | None]] = []
     for region in regions:
-        members = [(path, modules[path]) for path in region.paths if id(modules[path]) not in seen]
+        members: Members = [(path, modules[path]) for path in region.paths if id(modules[path]) not in seen]
         seen.update(id(module) for _, module in members)
         if members:
             wanted.append((members, region.policy))

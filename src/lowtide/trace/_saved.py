@@ -173,7 +173,17 @@ class SavedTable:
             released[index] = max(released[index], end if died is None else died)
         return tuple(
             SavedTensor(
-                r.storage, r.bytes, r.call, r.position, r.used, gone, r.node, str(r.dtype).removeprefix("torch."), r.shape, r.shared, r.at_end
+                r.storage,
+                r.bytes,
+                r.call,
+                r.position,
+                r.used,
+                gone,
+                r.node,
+                str(r.dtype).removeprefix("torch."),
+                r.shape,
+                r.shared,
+                r.at_end,
             )
             for r, gone in zip(self._rows, released, strict=True)
         )
