@@ -202,9 +202,52 @@ def graph_break_reason() -> str:
 
 @contextmanager
 def compiled_always() -> Iterator[None]:
-    """What is compiled in here goes through the partitioner, whatever a cache has, and however often the same code was compiled."""
+    """What is compiled in here goes through the partitioner, whatever a cache has, however often the same code was compiled before.
+
+    Shapes are what they are: code that blocks of several shapes share would else be compiled for symbols from the second shape on, which is
+    slower, and another graph each time that it is compiled.
+    """
     from torch._dynamo import config
     from torch._functorch import config as functorch_config
 
-    with config.patch(recompile_limit=10_000, accumulated_recompile_limit=100_000), functorch_config.patch(enable_autograd_cache=False):
+    with (
+        config.patch(recompile_limit=10_000, accumulated_recompile_limit=100_000, automatic_dynamic_shapes=False),
+        functorch_config.patch(enable_autograd_cache=False),
+    ):
         yield
+
+
+@contextmanager
+def compiled_by(other_than: Callable[[Any], Any]) -> Iterator[None]:
+    """What is compiled in here is compiled by other backends; the compiler keeps what each has made beside what others have.
+
+    Args:
+        other_than: given the backend that ``torch.compile`` was called with, returns the one to take, which may be the same.
+    """
+    from torch._dynamo import eval_frame
+
+    callback_of, callbacks = eval_frame._callback_from_stance, dict[int, Any]()
+
+    def callback_of_another(callback: Any) -> Any:
+        callback = callback_of(callback)
+        if callback in (None, False):
+            return callback
+        backend = _backend(callback)
+        other = other_than(backend)
+        if other is backend:
+            return callback
+        if id(other) not in callbacks:
+            callbacks[id(other)] = eval_frame._create_wrapped_callback(eval_frame.get_compiler_fn(other))
+        return callbacks[id(other)]
+
+    eval_frame._callback_from_stance = callback_of_another
+    try:
+        yield
+    finally:
+        eval_frame._callback_from_stance = callback_of
+
+
+def _backend(callback: Any) -> Any:
+    while hasattr(callback, "_torchdynamo_orig_backend"):
+        callback = callback._torchdynamo_orig_backend
+    return callback

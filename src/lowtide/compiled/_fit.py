@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,9 +11,11 @@ import torch
 from torch import nn
 
 from lowtide import _torch_compiler as torch_compiler
+from lowtide.compiled._candidates import Candidates
 from lowtide.compiled._ladder import Rung, ladder
 from lowtide.compiled._options import CompileOptions
-from lowtide.compiled._partitioner import Menu, Partitioner, Rule
+from lowtide.compiled._partitioner import Rule
+from lowtide.compiled._versions import Site, Versions
 from lowtide.errors import InfeasibleBudgetError, InvalidInputError, StepError, VerificationError
 from lowtide.measure import free_bytes, live_storages, peak_bytes
 from lowtide.trace import TrainingState, device_of
@@ -25,12 +26,8 @@ Progress = Callable[[str], None]
 T = TypeVar("T")
 
 _MOST_TRIES = 12
-_ENOUGH_TRIES = 3
-"""Once something within the budget is found, faster ways are looked for until so many were compiled."""
-_CLOSE = 0.02
-"""Of the budget: a faster way that is predicted to be over it by no more is tried as well."""
-_FAR = 0.1
-"""Of the budget: what is predicted to be over it by more is not tried, but for the leanest way."""
+_MOST_RIVALS = 6
+"""Timed against each other."""
 _ROUNDING = 1e-2
 """A gradient that is further off, relative to its largest element, is no matter of rounding."""
 _ROUNDINGS = 256
@@ -71,11 +68,14 @@ def fit_compiled(
 ) -> CompiledFit:
     """Have the measured peak of a step that calls compiled modules within a budget.
 
-    The step is compiled as PyTorch would split it, and measured; what else its graphs could save is solved for; and the fastest way whose
-    measured peak is within the budget is left in force. Each way that is tried is compiled anew, and all that was compiled before in this
-    process is dropped. Afterwards parameters, buffers, gradients, optimizer state and random state are as they were before.
+    The step is compiled as PyTorch would split it, and measured. What else its graphs could save is solved for; the ways that are predicted
+    to be the fastest within the budget are compiled and measured, and those that PyTorch's own knob would take; what is within is timed
+    against each other, and the fastest is left in force. What was compiled before in this process is dropped. Afterwards parameters,
+    buffers, gradients, optimizer state and random state are as they were before. Fits with the same options know what the earlier ones have
+    measured, and a smaller budget never leads to a larger peak.
 
-    Shapes that were not part of the step are split by the same number of bytes, and not measured.
+    The shapes of the step are compiled as they are, not as symbols. Others that come later are split by the same number of bytes, and not
+    measured.
 
     Args:
         model: the model that the step trains, compiled as a whole or in parts with ``options``.
@@ -114,25 +114,13 @@ def fit_compiled(
         start.restore()
 
 
-@dataclass(frozen=True)
-class _Site:
-    """A graph, and who splits it."""
-
-    order: int
-    partitioner: Partitioner
-    signature: str
-    menu: Menu
-
-
 class _Fitting:
     """One call of ``fit_compiled``."""
 
     def __init__(self, model: nn.Module, step: Callable[[], object], options: CompileOptions, say: Progress) -> None:
         self._model, self._step, self._options, self._say = model, step, options, say
         self._device = device_of(model)
-        self._tried: dict[int, int] = {}
         self._ours: set[int] = set()
-        self._misses = 0
 
     def kept_apart(self, make: Callable[[], T]) -> T:
         """Make something whose tensors are not the step's, and do not count."""
@@ -146,97 +134,92 @@ class _Fitting:
         for number, partitioner in enumerate(self._options.all()):
             partitioner.seen.clear()
             partitioner.rule = Rule(tag=number)
-        self._compile()
-        self._sites = self._graphs()
-        if not self._sites:
+        self._versions = Versions(self._step, self._options, (), self._device)
+        torch._dynamo.reset()
+        self._versions.settle()
+        self._versions.sites = sites = self._graphs()
+        if not sites:
             raise _nothing_compiled()
-        gc.collect()
         settled = self.kept_apart(lambda: TrainingState(self._model, self._step))
         reference = self.kept_apart(lambda: Reference(self._model, self._step, settled))
         self._say("measuring the step without a budget")
-        plain = Rung.of([site.menu.plain for site in self._sites])
         plain_peak = self._measured()
         allowed = self._resolve(plain_peak)
-        self._offset = plain_peak - plain.peak_bytes
-        rungs = self._rungs(plain)
+        self._say("solving for what to save")
+        by_torch = [Rung.of(ways) for ways in zip(*(site.menu.by_torch for site in sites), strict=True)]
+        self._found = found = Candidates(ladder([site.menu.ways for site in sites]), by_torch)
+        self._versions.plain = plain = found.rungs[found.plain]
         if self._options.measured.get(plain.ways) != plain_peak:  # another step, or its state has grown
-            self._options.measured = {plain.ways: plain_peak}
-        self._tried = {k: self._options.measured[rung.ways] for k, rung in enumerate(rungs) if rung.ways in self._options.measured}
-        chosen = self._search(rungs, rungs.index(plain), allowed)
+            self._options.measured, self._options.taken = {plain.ways: plain_peak}, {}
+        found.peaks = {k: self._options.measured[rung.ways] for k, rung in enumerate(found.rungs) if rung.ways in self._options.measured}
+        chosen = self._left(self._ranked(allowed), allowed)
         difference = self._verified(reference)
-        tried = tuple((rungs[k].peak_bytes + self._offset, peak) for k, peak in self._tried.items())
-        return CompiledFit(
-            allowed, self._tried[chosen], rungs[chosen].peak_bytes + self._offset, plain_peak, difference, tried, len(self._sites)
-        )
+        offset = plain_peak - plain.peak_bytes
+        tried = tuple((found.rungs[k].peak_bytes + offset, peak) for k, peak in found.peaks.items())
+        return CompiledFit(allowed, found.peaks[chosen], found.rungs[chosen].peak_bytes + offset, plain_peak, difference, tried, len(sites))
 
-    def _graphs(self) -> list[_Site]:
-        found = [_Site(seen.order, p, signature, seen.menu) for p in self._options.in_use() for signature, seen in p.seen.items()]
+    def _graphs(self) -> list[Site]:
+        found = [Site(seen.order, p, signature, seen.menu) for p in self._options.in_use() for signature, seen in p.seen.items()]
         return sorted(found, key=lambda site: site.order)
 
-    def _rungs(self, plain: Rung) -> list[Rung]:
-        self._say("solving for what to save")
-        rungs = [
-            r for r in ladder([site.menu.ways for site in self._sites]) if r.seconds < plain.seconds or r.peak_bytes < plain.peak_bytes
-        ]
-        return sorted([*rungs, plain], key=lambda rung: (rung.seconds, rung.peak_bytes))
+    def _ranked(self, allowed: int) -> list[int]:
+        """Rungs whose measured peak is within the budget, from the fastest on.
 
-    def _search(self, rungs: list[Rung], current: int, allowed: int) -> int:
-        """The number of the fastest rung whose measured peak is within a budget; it is in force."""
-        for _ in range(_MOST_TRIES):
-            following = self._next(rungs, allowed)
+        A fit for a larger budget looked at more: what it took is taken here as well where it is within. What a fit for a smaller one took
+        is a choice here, but nothing of less peak. So peaks never rise as the budget falls.
+        """
+        found, taken = self._found, [(size, self._found.number(ways)) for size, ways in sorted(self._options.taken.items())]
+        again = next((k for size, k in taken if size >= allowed and k is not None and found.peaks[k] <= allowed), None)
+        if again is not None:
+            return [again]
+        self._search(allowed)
+        least = max((found.peaks[k] for size, k in taken if size <= allowed and k is not None), default=0)
+        rivals = [k for k in found.within(allowed) if found.peaks[k] >= least][:_MOST_RIVALS]
+        if len(rivals) < 2 or self._keeps_pools():
+            return rivals
+        self._say(f"timing {len(rivals)} ways within the budget against each other")
+        times = self._versions.times([found.rungs[k] for k in rivals])
+        return sorted(rivals, key=lambda k: times.get(rivals.index(k), float("inf")))
+
+    def _search(self, allowed: int) -> None:
+        """Compile and measure what may be the fastest within a budget."""
+        found = self._found
+        for tries in range(_MOST_TRIES):
+            following = found.next(allowed, tries)
             if following is None:
                 break
-            current = following
-            self._try(rungs, current)
-        within = [k for k, peak in self._tried.items() if peak <= allowed]
-        if within and min(within) != current:
-            current = min(within)
-            self._try(rungs, current)
-        if self._tried[current] > allowed:
-            raise _infeasible(allowed, min(self._tried.values()))
-        return current
+            self._try(following)
+        if not found.within(allowed):
+            raise _infeasible(allowed, min(found.peaks.values()))
+        rivals: list[int] = []
+        while not self._keeps_pools() and (rival := found.next_rival(allowed, rivals)) is not None:
+            rivals.append(rival)
+            self._try(rival)
 
-    def _next(self, rungs: list[Rung], allowed: int) -> int | None:
-        """The rung to try next, if any: the fastest that may be within the budget and is faster than all that are."""
-        within = [k for k, peak in self._tried.items() if peak <= allowed]
-        left = [k for k in range(min(within, default=len(rungs))) if k not in self._tried]
-        # Peaks come in steps: what several predictions in a row have missed is further away than they say.
-        most = allowed * (1 + _CLOSE) if within else allowed * (1 - _CLOSE * self._misses)
-        likely = [k for k in left if self._predicted(rungs, k) <= most]
-        if within and self._misses > _ENOUGH_TRIES:
-            return None
-        if likely or within:
-            return next(iter(likely), None)
-        resorts = [k for k in left if k == len(rungs) - 1 or self._predicted(rungs, k) <= allowed * (1 + _FAR)]
-        return min(resorts, key=lambda k: self._predicted(rungs, k), default=None)
+    def _try(self, k: int) -> None:
+        rung = self._found.rungs[k]
+        self._say(f"compiling for {format_bytes(self._found.predicted(k))}")
+        if self._keeps_pools():
+            torch._dynamo.reset()
+        with self._versions.using(rung):
+            self._found.peaks[k] = self._options.measured[rung.ways] = self._measured()
+        self._say(f"measured {format_bytes(self._found.peaks[k])}")
 
-    def _predicted(self, rungs: list[Rung], k: int) -> int:
-        nearest = min(self._tried, key=lambda j: abs(rungs[j].peak_bytes - rungs[k].peak_bytes))
-        return rungs[k].peak_bytes + self._tried[nearest] - rungs[nearest].peak_bytes
+    def _left(self, ranked: Iterable[int], allowed: int) -> int:
+        """The first of some rungs that is measured within the budget once nothing else is compiled; it is in force."""
+        for k in ranked:
+            rung = self._found.rungs[k]
+            self._say(f"leaving {format_bytes(self._found.peaks[k])} in force")
+            self._versions.leave(rung)
+            self._found.peaks[k] = self._options.measured[rung.ways] = self._measured()
+            if self._found.peaks[k] <= allowed:
+                self._options.taken[allowed] = rung.ways
+                return k
+        raise _infeasible(allowed, min(self._found.peaks.values()))
 
-    def _try(self, rungs: list[Rung], k: int) -> None:
-        self._say(f"compiling for {format_bytes(self._predicted(rungs, k))}")
-        self._install(rungs[k])
-        self._tried[k] = self._options.measured[rungs[k].ways] = self._measured()
-        self._misses += 1
-        self._say(f"measured {format_bytes(self._tried[k])}")
-
-    def _install(self, rung: Rung) -> None:
-        by_partitioner: dict[int, list[tuple[str, tuple[str, ...]]]] = {}
-        most: dict[int, int] = {}
-        for site, way in zip(self._sites, rung.ways, strict=True):
-            by_partitioner.setdefault(id(site.partitioner), []).append((site.signature, way.saved))
-            most[id(site.partitioner)] = max(most.get(id(site.partitioner), 0), way.peak_bytes)
-        for partitioner in self._options.all():
-            ways = by_partitioner.get(id(partitioner), [])
-            partitioner.rule = Rule(tuple(ways), allowed_bytes=most.get(id(partitioner)))
-        self._compile()
-
-    def _compile(self) -> None:
-        torch._dynamo.reset()
-        self._step()
-        self._step()  # what is allocated once is there, and what the first step leaves to the collector is gone
-        gc.collect()
+    def _keeps_pools(self) -> bool:
+        """CUDA graphs keep their memory as long as they are there: only one way is compiled at a time."""
+        return bool(self._options.get("triton.cudagraphs"))
 
     def _measured(self) -> int:
         self._resident = self._alive()

@@ -30,6 +30,11 @@ class Rung:
     peak_bytes: int
     seconds: float
 
+    @property
+    def saved_bytes(self) -> int:
+        """What all graphs save."""
+        return sum(way.saved_bytes for way in self.ways)
+
     @classmethod
     def of(cls, ways: Sequence[Way]) -> Rung:
         """The rung of some ways."""

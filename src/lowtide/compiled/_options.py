@@ -14,7 +14,7 @@ from lowtide.errors import InvalidInputError
 from lowtide.measure import free_bytes, live_storages
 from lowtide.units import Budget, parse_budget
 
-_KEY = "custom_partitioner_fn"
+KEY = "custom_partitioner_fn"
 
 
 class CompileOptions(dict[str, Any]):
@@ -24,6 +24,7 @@ class CompileOptions(dict[str, Any]):
         budget: the peak that is allowed.
         partitioners: in the order in which ``torch.compile`` was called.
         measured: peaks of the ways that were tried.
+        taken: by the bytes of the budget, the ways that were left in force.
     """
 
     def __init__(self, budget: Budget, others: dict[str, Any]) -> None:
@@ -31,13 +32,14 @@ class CompileOptions(dict[str, Any]):
         self.budget = budget
         self.partitioners: list[Partitioner] = []
         self.measured: dict[tuple[Way, ...], int] = {}
+        self.taken: dict[int, tuple[Way, ...]] = {}
         self._spare = Partitioner(self._unfitted)
-        super().__init__({**others, _KEY: self._spare})
+        super().__init__({**others, KEY: self._spare})
 
     def items(self) -> Any:
         """Read by ``torch.compile`` once in each call: there each is given its own partitioner."""
         self.partitioners.append(Partitioner(self._unfitted))
-        return {**self, _KEY: self.partitioners[-1]}.items()
+        return {**self, KEY: self.partitioners[-1]}.items()
 
     def in_use(self) -> list[Partitioner]:
         """The partitioners that were given a graph."""
@@ -50,6 +52,7 @@ class CompileOptions(dict[str, Any]):
     def forget(self) -> None:
         """Go back to before anything was measured."""
         self.measured.clear()
+        self.taken.clear()
         for partitioner in self.all():
             partitioner.forget()
 
@@ -92,9 +95,9 @@ def compile_options(budget: str | int | Budget, **others: Any) -> CompileOptions
     """
     from torch._inductor import config
 
-    if not hasattr(config, _KEY):
+    if not hasattr(config, KEY):
         raise InvalidInputError(
-            f"byte budgets for compiled models need inductor's option {_KEY!r}, which PyTorch {torch.__version__} lacks: 2.11 has it"
+            f"byte budgets for compiled models need inductor's option {KEY!r}, which PyTorch {torch.__version__} lacks: 2.11 has it"
         )
     return CompileOptions(parse_budget(budget), others)
 

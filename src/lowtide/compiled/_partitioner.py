@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 
 from lowtide.compiled import _torch_partitioner as torch_partitioner
@@ -20,11 +21,8 @@ from lowtide.compiled._stretches import Stretches
 from lowtide.compiled._timeline import Timeline, Timelines
 from lowtide.errors import InfeasibleBudgetError, LowtideError
 
-_SHARES = (1, 0.999)
-"""At a little less than all of the bytes that it would save, PyTorch replays whatever is cheap."""
-_MORE_SHARES = (0.75, 0.5, 0.25, 0)
-_SMALL = 500
-"""Nodes of a graph for which PyTorch's other choices are looked at as well."""
+_SHARES = (1, 0.999, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0)
+"""Settings of PyTorch's own knob: all that it would save, a little less, for which it replays whatever is cheap, and so on."""
 _SOURCES = tuple(str(file) for file in sorted(Path(__file__).parent.glob("*.py")))
 _menus: dict[str, Menu] = {}
 _calls = itertools.count()
@@ -35,12 +33,17 @@ class Menu:
     """What can become of one graph.
 
     Attributes:
-        plain: what PyTorch makes of it.
+        by_torch: what PyTorch makes of it, without a budget and at settings of its knob down to 0.
         ways: those that are worth a choice, from the fastest on.
     """
 
-    plain: Way
+    by_torch: tuple[Way, ...]
     ways: tuple[Way, ...]
+
+    @property
+    def plain(self) -> Way:
+        """What PyTorch makes of it without a budget."""
+        return self.by_torch[0]
 
     @property
     def leanest(self) -> Way:
@@ -121,7 +124,8 @@ class Partitioner(CustomPartitionerFn):
 
     def uuid(self) -> Any:
         """What the compiler's caches know it by: this code and the rule."""
-        return get_hash_for_files(_SOURCES, repr(self.rule))
+        # Inductor's own cache knows the graphs that come of it. Only where whole splits are kept, the rule is what tells them apart.
+        return get_hash_for_files(_SOURCES, repr(replace(self.rule, tag=None)) if functorch_config.enable_autograd_cache else "")
 
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, Partitioner):
@@ -152,7 +156,7 @@ class Partitioner(CustomPartitionerFn):
         menu = _menus[joint.signature]
         self.seen[joint.signature] = Seen(next(_calls), menu)
         saved = self._decided(joint.signature, menu)
-        return own(1) if saved is None else [joint.nodes[i] for i in sorted(joint.by_name[name] for name in saved)]
+        return own(1) if saved is None else [joint.nodes[joint.by_name[name]] for name in saved]
 
     def _decided(self, signature: str, menu: Menu) -> tuple[str, ...] | None:
         rule = self.rule
@@ -172,17 +176,31 @@ class Partitioner(CustomPartitionerFn):
 def _menu(joint: Joint, costs: Costs, own: torch_partitioner.Own) -> Menu | None:
     """The ways of a graph; ``None`` where there is nothing to choose."""
     save_s = [costs.save_s(node) for node in joint.nodes]
-    shares = _SHARES + (_MORE_SHARES if len(joint.nodes) <= _SMALL else ())
-    timelines, by_torch = Timelines(joint, save_s), [frozenset(joint.number[node] for node in own(share)) for share in shares]
-    found = Search(timelines, Stretches(joint, save_s), by_torch).timelines()
+    timelines, by_torch = Timelines(joint, save_s), [own(share) for share in _SHARES]
+    theirs = [(saved, timelines.of(joint.number[node] for node in saved)) for saved in by_torch]
+    found = Search(timelines, Stretches(joint, save_s), dict.fromkeys(timeline.saved for _, timeline in theirs)).timelines()
     if not found:
         return None
-    return Menu(_way(joint, timelines.of(by_torch[0])), tuple(_way(joint, timeline) for timeline in found))
+    plain = _way(theirs[0][1], [node.name for node in theirs[0][0]])
+    by_them = {timeline.saved: _by_torch(joint, saved, timeline) for saved, timeline in reversed(theirs) if timeline.possible}
+    by_them[theirs[0][1].saved] = plain
+    ours = [by_them.get(t.saved) or _way(t, _names(joint, t)) for t in found]
+    return Menu(tuple(by_them.get(timeline.saved, plain) for _, timeline in theirs), tuple(ours))
 
 
-def _way(joint: Joint, timeline: Timeline) -> Way:
-    names = tuple(joint.nodes[i].name for i in sorted(timeline.saved))
-    return Way(names, timeline.saved_bytes, int(timeline.forward.max(initial=0)), int(timeline.backward.max(initial=0)), timeline.seconds)
+def _by_torch(joint: Joint, saved: Sequence[fx.Node], timeline: Timeline) -> Way:
+    """As PyTorch has it, unless that runs again what cannot run again: at the low end of its knob it draws other random numbers."""
+    as_it_is = timeline.saved.issubset(joint.number[node] for node in saved)
+    return _way(timeline, [node.name for node in saved] if as_it_is else _names(joint, timeline))
+
+
+def _names(joint: Joint, timeline: Timeline) -> list[str]:
+    return [joint.nodes[i].name for i in sorted(timeline.saved)]
+
+
+def _way(timeline: Timeline, saved: list[str]) -> Way:
+    forward, backward = int(timeline.forward.max(initial=0)), int(timeline.backward.max(initial=0))
+    return Way(tuple(saved), timeline.saved_bytes, forward, backward, timeline.seconds)
 
 
 def _infeasible(allowed_bytes: int, least_bytes: int) -> InfeasibleBudgetError:

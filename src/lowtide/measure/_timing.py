@@ -41,7 +41,11 @@ class Times:
 
 
 def time_in_turns(
-    steps: list[Callable[[], object]], rounds: int, device: torch.device, replayed: Callable[[], float] = replay_seconds
+    steps: list[Callable[[], object]],
+    rounds: int,
+    device: torch.device,
+    replayed: Callable[[], float] = replay_seconds,
+    clock: Callable[[], float] | None = None,
 ) -> list[Times]:
     """Run every step once a round, in turns, after one round that does not count.
 
@@ -50,6 +54,7 @@ def time_in_turns(
         rounds: how many runs of each count.
         device: synchronised before and after each run when it is an accelerator.
         replayed: seconds of replay so far, of the regions that count; by default of all.
+        clock: seconds so far; by default those that pass.
 
     Returns:
         The times of each, in the order given.
@@ -58,7 +63,7 @@ def time_in_turns(
     for round_ in range(rounds + 1):
         for step, seen in zip(steps, runs, strict=True):
             before = replayed()
-            spent = _time_once(step, device)
+            spent = _time_once(step, device, clock or time.perf_counter)
             if round_ > 0:
                 seen.append((spent, replayed() - before))
     return [Times(*zip(*seen, strict=True)) for seen in runs]
@@ -69,13 +74,13 @@ def ratio(numerator: Times, denominator: Times) -> float:
     return statistics.median(a / b for a, b in zip(numerator.seconds, denominator.seconds, strict=True))
 
 
-def _time_once(step: Callable[[], object], device: torch.device) -> float:
+def _time_once(step: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
     gc.collect()
     _synchronize(device)
-    start = time.perf_counter()
+    start = clock()
     step()
     _synchronize(device)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _synchronize(device: torch.device) -> None:
