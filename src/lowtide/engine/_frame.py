@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +41,14 @@ class Frame:
         packs_kept: results of kept calls are handed to the hooks around the region.
         since: the time at which the outermost region around it was entered, see ``_kept``.
         taken: by member and place among its results, what was given to later members, and the last of those.
+        joinable: it may get several members.
     """
 
     hashes: dict[int, Any] | None = None
     broken = ""
     running = True
     packs_kept = False
+    joinable = False
     since = 0
     sites: list[int]
     taken: dict[tuple[int, int], int] = {}  # noqa: RUF012 – replaced, never changed, by frames of several members
@@ -68,6 +70,12 @@ class Frame:
         self._copied = copied
         self._strange = False
         self.sites = []
+
+    def enter_again(self) -> None:
+        """A member is about to be called that writes to nothing it is given; in a frame that is new there is nothing to do."""
+        if self.calls:
+            self.enter(frozenset())
+            self.running = True
 
     def keep_directly(self, tensor: torch.Tensor) -> Place:
         """Hold what only audits look for. A region around it does not hear of it, for its replays are not audited."""
@@ -214,13 +222,16 @@ class Frame:
             self._made = {}
         if not self.taken:
             self.taken = {}
-        for leaf, tensor in enumerate(tensors_in(result)):
+        for leaf, tensor in enumerate((result,) if type(result) is torch.Tensor else tensors_in(result)):
             self._made[id(tensor)] = weakref.ref(tensor), Made(call, leaf, tensor._version)
 
-    def joins(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether one of these is what an earlier member returned, unchanged."""
-        found = ((tensor, (self._made or {}).get(id(tensor))) for tensor in tensors)
-        return any(made is not None and made[0]() is tensor for tensor, made in found)
+    def joins(self, values: Iterable[Any]) -> bool:
+        """Whether one of these is a tensor that an earlier member returned."""
+        for value in values:
+            made = None if self._made is None else self._made.get(id(value))
+            if made is not None and made[0]() is value:
+                return True
+        return False
 
     def follow(self) -> bool:
         """Have the next member hand its inputs to the hooks around it: those of a region around are others in each of its members.
@@ -240,8 +251,8 @@ class Frame:
         return True
 
     def mark(self, hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-        """Have a pack hook tell whose it is, see ``follow``."""
-        if isinstance(hook, FunctionType):  # what is compiled tells anyway
+        """Have a pack hook tell whose it is, see ``follow``; of a call that stands alone there is only one."""
+        if self.joinable and isinstance(hook, FunctionType):  # what is compiled tells anyway
             vars(hook)["frame"] = self
         return hook
 
@@ -253,8 +264,8 @@ class Frame:
                 results[maker][leaf] = None
 
     def leave_as(self, script: Script, call: Call) -> bool:
-        """The one call in it returned: leave it if it went this way, as far as it shows, and wrote to none of its inputs."""
-        if len(self.slots) != len(script.plain) or self._strange:
+        """A call returned: leave it if it went this way, as far as it shows, and wrote to none of its inputs."""
+        if len(self.slots) - call.first != len(script.plain) or self._strange:
             return False
         for tensor, known in self.inputs.values():
             if tensor._version != known.version:

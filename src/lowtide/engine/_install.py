@@ -27,7 +27,7 @@ from lowtide.engine._observers import switch
 from lowtide.engine._options import Options, Policy
 from lowtide.engine._profile import Profile, profile_of
 from lowtide.engine._region import Region, hooks_work
-from lowtide.engine._thread import is_replaying, state
+from lowtide.engine._thread import state
 from lowtide.engine._tree import tensors_in
 from lowtide.errors import AlreadyAppliedError, InvalidInputError
 
@@ -91,23 +91,27 @@ class Segment:
             profile = profile_of(target if isinstance(target, InstalledForward) else module)
         if self.length == 1 or not hooks_work():
             return region.run(target, module, profile, args, kwargs)
-        frame = self._take_frame(member, args, kwargs) or Frame(region)
+        frame = self._take_frame(member, args, kwargs)
+        if frame is None:
+            frame = Frame(region)
+            frame.joinable = True
         before = len(frame.calls)
-        if is_replaying() and not state.keeps:
+        if state.depth and not state.keeps:
             result = region.run_in_replay(frame, target, module, profile, args, kwargs)
-            joinable = True
+            entered = True
         else:
-            result = region.enter(frame, target, module, profile, args, kwargs)
-            joinable = len(frame.calls) > before
-        if member + 1 < self.length and joinable:
+            result = region.run_member(frame, target, module, profile, args, kwargs)
+            entered = len(frame.calls) > before
+        if entered and member + 1 < self.length:
             frame.remember_results(result)
             self._open.frame, self._open.member = weakref.ref(frame), member + 1
             self._open.held = frame if self.calls_functions else None
-            if is_replaying():
+            if state.depth:
                 state.joined[id(self)] = frame
         else:
             frame.close()
-            state.joined.pop(id(self), None)
+            if state.depth:
+                state.joined.pop(id(self), None)
         return result
 
     def _take_frame(self, member: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame | None:
@@ -117,7 +121,7 @@ class Segment:
         waiting.frame = waiting.held = None
         if frame is None or waiting.member != member:
             return None
-        return frame if frame.joins(tensors_in((args, kwargs))) and frame.follow() else None
+        return frame if (frame.joins(args) or frame.joins(tensors_in((args, kwargs)))) and frame.follow() else None
 
     def stop_waiting(self) -> None:
         """A module that calls members is through: without slots there is nothing to join any more."""

@@ -104,6 +104,26 @@ class Region:
         self._idle = not frame.slots and _only_watched(frame.calls[0], target)
         return result
 
+    def run_member(
+        self,
+        frame: Frame,
+        target: Callable[..., Any],
+        module: nn.Module | None,
+        profile: Profile,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call the forward of a module, or a function, as the next member of a frame."""
+        if profile.steady is not None and not kwargs and not state.depth:
+            result = profile.steady.run(self, target, args, frame)
+            if result is not NEWS:
+                return result
+        before = len(frame.calls)
+        result = self.enter(frame, target, module, profile, args, kwargs)
+        if len(frame.calls) > before and module is not None:  # what is known of a function has nobody to let go of it
+            profile.steady = steady_of(frame, frame.calls[-1])
+        return result
+
     def enter(
         self,
         frame: Frame,

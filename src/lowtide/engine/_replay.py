@@ -225,6 +225,8 @@ def _call_members(frame: Frame, recorder: Recorder, pack: Callable[[torch.Tensor
         if recorder.done or recorder.mismatch is not None:
             break
         if index != last:
+            if recorder.count() != frame.calls[index + 1].first:  # the next one may save as many fewer: it would all be of the right kind
+                raise Mismatch(min(recorder.count(), frame.calls[index + 1].first), None)
             frame.pass_on(index, tensors_in(result), results)
 
 
@@ -321,7 +323,9 @@ class Recorder:
         profile = self._frame.call_of(index).profile
         if self._frame.region.options.check_values or any(call.random_end is not None for call in self._frame.calls):
             raise Mismatch(index, found, values=True)
-        if not OBSERVERS and _repeats_itself(self._frame, index):
+        from lowtide.engine._repeating import repeats_itself
+
+        if not OBSERVERS and repeats_itself(self._frame, index):
             profile.unsteady, profile.steady = True, None
             raise Mismatch(index, found, values=True)
         tell_once(
@@ -330,12 +334,6 @@ class Recorder:
             f"number {index} of those saved, {where_saved(self._frame, index)}. A kernel that is not deterministic, or state that a replay "
             "cannot restore; check_values=True makes this an error",
         )
-
-
-def _repeats_itself(frame: Frame, index: int) -> bool:
-    from lowtide.engine._repeating import repeats_itself
-
-    return repeats_itself(frame, index)
 
 
 def _any_differentiates(frame: Frame) -> bool:

@@ -36,9 +36,9 @@ from lowtide.engine._kept._keeping import Course, course_of, run_holding
 from lowtide.engine._learning import learn_surprises
 from lowtide.engine._observers import OBSERVERS
 from lowtide.engine._packing import Filling
-from lowtide.engine._parts import Held
-from lowtide.engine._replay import KeepAll, give_alive, unpack_in_replay
-from lowtide.engine._slot import Slot, gone
+from lowtide.engine._parts import Held, Made
+from lowtide.engine._replay import KeepAll, unpack_in_replay
+from lowtide.engine._short import STOPPED, give_others, last_wanted, replay_members
 from lowtide.engine._thread import StopReplay, is_replaying, state
 from lowtide.engine._tree import ATOMS, is_mutable, is_ordinary
 from lowtide.engine._unpack import unpack
@@ -47,11 +47,13 @@ if TYPE_CHECKING:
     from lowtide.engine._kept._keeping import Keeping
     from lowtide.engine._profile import Profile, Script
     from lowtide.engine._region import Region
+    from lowtide.engine._slot import Slot
 
 NEWS: Any = object()
 """What comes back for a call that has to go the long way."""
 _TENSOR: Any = object()
 _ONE_TENSOR = [_TENSOR]
+_PLACES = frozenset({Held, Made})
 
 
 class SteadyCall(Call):
@@ -64,7 +66,6 @@ class SteadyCall(Call):
     states: Any = ()
     kwargs: Any = {}  # noqa: RUF012
     audited = deep = news = passing = False
-    first = 0
     kept: Keeping | None = None
     random_end: bytes | None = None
 
@@ -80,37 +81,42 @@ class SteadyCall(Call):
 
     def replay(self, frame: Frame, wanted: Slot) -> bool:
         """Fill the slots that autograd still holds, up to where what follows cannot belong to the op that asked."""
-        if self.script is None or frame.hashes is not None or self.random_end is not None or self._is_elsewhere(frame):
+        if len(frame.calls) > 1:
+            return replay_members(frame, wanted)
+        if not self.is_known(frame):
             return False
         slots, script, kept = frame.slots, self.script, self.kept
+        assert script is not None
         if script.others:
-            _give_alive(frame, script.others)
-        last = _last_wanted(slots, wanted.index, script.reach[wanted.index])
+            give_others(frame, script.others)
+        last = last_wanted(slots, wanted.index, script.reach[wanted.index])
         stop = (script.end if kept is None else script.stop)[last] if frame.region.options.early_stop else sys.maxsize
         target, args, _ = self.arguments(frame, [])
         pack: Any = Filling(slots, last, stop)
         if kept is not None:
             target = kept.returning(frame, pack, target, stop)
         try:
-            self._run(target, args, pack, frame.since)
+            self.run_again(target, args, pack, frame.since)
         except RuntimeError as error:
             if not private.is_write_to_leaf(error):
                 raise
             stop = -1  # nowhere
         index = pack.reached
-        if stop >= 0 and (index == stop or index + 1 == len(slots)) and self._is_unmodified():
+        if stop >= 0 and (index == stop or index + 1 == len(slots)) and self.is_unmodified():
             return True
         frame.drop_values()
         return False
 
-    def _is_elsewhere(self, frame: Frame) -> bool:
-        """Whether surroundings or module are not what they were, or somebody looks on."""
+    def is_known(self, frame: Frame) -> bool:
+        """Whether the way it went is known, surroundings and modules are what they were, and nobody looks on."""
+        if self.script is None or frame.hashes is not None or self.random_end is not None:
+            return False
         for watch, taken in self.watches:
             if not watch.is_as(taken, attributes=self.python_state):
-                return True
+                return False
             if watch.has_buffers and not still_as(taken):  # the forward may have written to one, which a replay must not do again
-                return True
-        return bool(
+                return False
+        return not (
             OBSERVERS
             or frame.running
             or state.depth > 1
@@ -122,13 +128,19 @@ class SteadyCall(Call):
             or not is_in_force(self.ambient)
         )
 
-    def _is_unmodified(self) -> bool:
+    def is_unmodified(self) -> bool:
+        """Whether nothing in its modules was written to while it ran again."""
         for _, taken in self.watches:  # noqa: SIM110 – a generator takes longer
             if not still_as(taken):
                 return False
         return True
 
-    def _run(self, target: Any, args: list[Any], pack: Callable[[torch.Tensor], None], since: int) -> None:
+    def run_again(self, target: Any, args: list[Any], pack: Callable[[torch.Tensor], None], since: int) -> Any:
+        """Call it as it was called, under this pack hook.
+
+        Returns:
+            What it returned; ``STOPPED`` if the hook ended it.
+        """
         around = state.since
         if clock.now:
             state.since = since
@@ -141,9 +153,9 @@ class SteadyCall(Call):
         private.set_grad_enabled(True)
         private.push_hooks(pack, unpack_in_replay)
         try:
-            self.ambient[0].copy().run(target, *args)
+            return self.ambient[0].copy().run(target, *args)
         except (StopReplay, KeepAll):
-            pass
+            return STOPPED
         finally:
             private.pop_hooks()
             private.set_grad_enabled(grad)
@@ -153,25 +165,6 @@ class SteadyCall(Call):
                 put_random(random)
             if clock.now:
                 state.since = around
-
-
-def _give_alive(frame: Frame, places: set[int]) -> None:
-    """Give the slots at these places their tensors, where somebody else keeps them."""
-    for place in tuple(places):
-        ref = frame.slots[place]
-        slot = None if ref is None else ref()
-        if slot is not None and slot.value is None and slot.ref is not gone:
-            give_alive(frame, slot)
-
-
-def _last_wanted(slots: list[Any], wanted: int, end: int) -> int:
-    """The last place before ``end`` whose tensor autograd still holds, and is not there."""
-    for place in range(end - 1, wanted, -1):
-        ref = slots[place]
-        slot = None if ref is None else ref()
-        if slot is not None and slot.value is None:
-            return place
-    return wanted
 
 
 class Steady:
@@ -197,11 +190,11 @@ class Steady:
         self.sites = None if call.fixed else frame.sites
         self.watches = [(watch, taken[2]) for watch, taken in call.watches]
         self.modules = [*map(weakref.ref, modules)]
-        kinds = [_TENSOR if type(arg) is Held else arg for arg in call.args]
+        kinds = [_TENSOR if type(arg) in _PLACES else arg for arg in call.args]
         self.args = _ONE_TENSOR if kinds == _ONE_TENSOR else kinds
 
-    def run(self, region: Region, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Call ``target``, unless there are news."""
+    def run(self, region: Region, target: Callable[..., Any], args: tuple[Any, ...], frame: Frame | None = None) -> Any:
+        """Call ``target``, in a frame of its own or as the next member of one, unless there are news."""
         profile = self.profile
         if profile.left <= 0 or OBSERVERS or region.listener is not None or region.options is not self.options:
             return NEWS
@@ -227,15 +220,17 @@ class Steady:
                 return NEWS
         profile.left -= 1
         region.profile = profile
-        return self._run_in_frame(Frame(region), target, args, watches, outside)
+        return self._run_in_frame(frame or Frame(region), target, args, watches, outside)
 
     def _run_in_frame(
         self, frame: Frame, target: Callable[..., Any], args: tuple[Any, ...], watches: list[tuple[Watch, Taken]], outside: Sequence[Read]
     ) -> Any:
+        frame.enter_again()
         stored = []
         for arg in args:  # no comprehension: torch.compile cannot read one here
             stored.append(frame.keep(arg) if type(arg) is torch.Tensor else arg)  # noqa: PERF401
         call = SteadyCall(self, target, stored, watches, take_ambient(self.profile.attention))
+        call.first = len(frame.slots)
         if outside:
             call.outside = outside
         frame.calls.append(call)
@@ -246,7 +241,7 @@ class Steady:
         if (self.sites is not None and frame.sites != self.sites) or not frame.leave_as(self.script, call):
             self.profile.steady = None
             frame.leave(call)
-        if call.kept is not None:
+        if call.kept is not None and not frame.joinable:
             call.kept.trim(frame)
         for watch, taken in watches:
             if watch.has_own:
@@ -271,7 +266,7 @@ class Steady:
             state.since = enter_at(frame)
         pack = frame.pack_hook() if self.sites is None else frame.note_sites(frame.pack_hook())
         holding = None if self.course is None else self.course.holding(frame, call, pack)
-        private.push_hooks(pack if holding is None else holding.pack, unpack)
+        private.push_hooks(frame.mark(pack if holding is None else holding.pack), unpack)
         try:
             result = target(*args) if holding is None else run_holding(holding, target, args, {})
         finally:
@@ -310,7 +305,9 @@ def _is_settled(target: Any) -> bool:
 def steady_of(frame: Frame, call: Call) -> Steady | None:
     """What calls like this one have in common, if this one needed nothing that such calls leave out."""
     options, profile, script = frame.region.options, call.profile, call.script
-    if script is None or not script.plain or script.late or is_replaying() or len(frame.calls) != 1 or frame.broken:
+    if script is None or script.late or is_replaying() or frame.broken:
+        return None
+    if not script.plain and not frame.joinable:  # on its own it saves nothing: there is a shorter way yet
         return None
     if options.check_values or profile.unsteady or profile.meets or profile.transforms:
         return None
@@ -323,7 +320,7 @@ def steady_of(frame: Frame, call: Call) -> Steady | None:
         return None
     if profile.copied or profile.python_random or profile.numpy_random:
         return None
-    if not all(type(arg) is Held or type(arg) in ATOMS for arg in call.args):
+    if not all(type(arg) in _PLACES or type(arg) in ATOMS for arg in call.args):
         return None
     modules: list[nn.Module] = []
     profile.outside.take(modules.append)
