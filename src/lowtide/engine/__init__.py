@@ -9,11 +9,11 @@ from lowtide.engine._function_members import FunctionMember
 from lowtide.engine._install import RegionHandle, install, refuse_installed
 from lowtide.engine._kept._sites import name
 from lowtide.engine._observers import Observer, observed, watch_again, without_regions
-from lowtide.engine._once import once, original_only
+from lowtide.engine._once import is_replaying, once, original_only
 from lowtide.engine._options import Options
 from lowtide.engine._replay import replay_seconds
 from lowtide.engine._state import register_state
-from lowtide.engine._thread import is_replaying
+from lowtide.engine._thread import is_replaying as in_replay
 
 __all__ = [
     "FunctionMember",
@@ -23,6 +23,7 @@ __all__ = [
     "RegionHandle",
     "checkpoint",
     "explain",
+    "in_replay",
     "install",
     "is_replaying",
     "kept_sites",

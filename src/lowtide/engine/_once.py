@@ -7,9 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from lowtide.engine._thread import is_replaying
+import torch
+
+from lowtide.engine._thread import state
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def is_replaying() -> bool:
+    """Whether this code runs again in backward, to make what backward needs, rather than in the forward itself."""
+    if not torch.compiler.is_compiling():
+        state.asked = True
+    return state.depth > 0
 
 
 def once(hook: F) -> F:

@@ -209,7 +209,7 @@ def _call_members(frame: Frame, recorder: Recorder, pack: Callable[[torch.Tensor
     for index, call in enumerate(frame.calls):
         target, args, kwargs = call.arguments(frame, results)
         if call.kept is not None and not (recorder.runs_all or state.keeps or frame.hashes):
-            target = call.kept.returning(frame, pack, target)
+            target = call.kept.returning(frame, pack, recorder.count, target)
         private.push_hooks(pack, unpack_in_replay)
         try:
             result = call.run(frame.region.name, target, args, kwargs)

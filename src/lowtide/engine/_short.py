@@ -75,7 +75,7 @@ def _run_members(frame: Frame, members: list[SteadyCall], pack: Any, stop: int) 
             return False
         target, args, _ = call.arguments(frame, results)
         if call.kept is not None:
-            target = call.kept.returning(frame, pack, target, stop)
+            target = call.kept.returning(frame, pack, lambda: pack.reached + 1, target, stop)
         result = call.run_again(target, args, pack, frame.since)
         if call is not members[-1]:
             if result is STOPPED:

@@ -94,7 +94,7 @@ class SteadyCall(Call):
         target, args, _ = self.arguments(frame, [])
         pack: Any = Filling(slots, last, stop)
         if kept is not None:
-            target = kept.returning(frame, pack, target, stop)
+            target = kept.returning(frame, pack, lambda: pack.reached + 1, target, stop)
         try:
             self.run_again(target, args, pack, frame.since)
         except RuntimeError as error:

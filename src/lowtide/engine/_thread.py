@@ -45,6 +45,7 @@ class _Thread(threading.local):
         since: the time at which the outermost region that runs was entered, on the clock of what is learned; -1 outside of one.
         joined: in a replay, frames of regions inside it that wait for their next member, by what the members share. Nobody goes
             backward through those, so that nothing else holds them.
+        asked: code asked whether it is replayed.
         recorders: of the calls of regions that run watched, for a policy to be asked about them; innermost last.
     """
 
@@ -54,6 +55,7 @@ class _Thread(threading.local):
     saved: set[int] | None = None
     since = -1
     level = -1
+    asked = False
 
     def __init__(self) -> None:
         self.joined: dict[int, Frame] = {}
@@ -76,5 +78,5 @@ def in_replay(*, keeps: bool) -> Iterator[None]:
 
 
 def is_replaying() -> bool:
-    """Whether this code runs again in backward, to make what backward needs, rather than in the forward itself."""
+    """Whether a replay is under way; for lowtide itself. Regions whose own code asks may do other things then, and are told apart."""
     return state.depth > 0

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowtide import _torch_private as private
-from lowtide.engine import is_replaying, register_state
+from lowtide.engine import in_replay, register_state
 from lowtide.errors import InvalidInputError
 from lowtide.policy._checkpoint import checkpoint
 
@@ -138,7 +138,7 @@ class _State:
         single = self.single
         result = _run([part.region for part in single], *args, **kwargs)
         costs = [part.saved_bytes for part in single]
-        if not is_replaying() and any(costs):  # what is replayed has to go on as its forward did
+        if not in_replay() and any(costs):  # what is replayed has to go on as its forward did
             self.runs, self.single = split(costs, self.count), None
         return result
 
@@ -160,7 +160,7 @@ class _Measured:
 
         def measured(*args: Any, **kwargs: Any) -> Any:
             hooks = private.top_hooks()
-            if hooks is None or is_replaying():
+            if hooks is None or in_replay():
                 return part(*args, **kwargs)
             with saved_tensors_hooks(note(hooks[0]), hooks[1]):
                 return part(*args, **kwargs)

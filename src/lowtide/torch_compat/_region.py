@@ -18,7 +18,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import noop_context_fn
 
 from lowtide import _torch_private
-from lowtide.engine import is_replaying
 from lowtide.engine._audit import Audit
 from lowtide.engine._call import Call as EngineCall
 from lowtide.engine._call import NotInitializedError
@@ -31,7 +30,7 @@ from lowtide.engine._options import Options
 from lowtide.engine._profile import profile_of
 from lowtide.engine._region import Region, hooks_work
 from lowtide.engine._region import _is_news as is_news
-from lowtide.engine._thread import in_replay
+from lowtide.engine._thread import in_replay, is_replaying
 from lowtide.engine._transforms import transforms_allowed_in
 from lowtide.engine._unpack import unpack
 from lowtide.torch_compat import _messages, _settings

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from lowtide import _torch_compiler as torch_compiler
 from lowtide._torch_private import BareDispatchMode, Unseen, graph_task_id
-from lowtide.engine import is_replaying
+from lowtide.engine import in_replay
 from lowtide.policy import fingerprint
 from lowtide.records import MEASURED, Category, Phase, StepTrace
 from lowtide.trace._accumulation import Accumulation
@@ -154,7 +154,7 @@ class Recorder(BareDispatchMode):
 
     def _phase(self) -> Phase:
         if graph_task_id() != -1:
-            return Phase.REPLAY if is_replaying() or self._calls.is_replay else Phase.BACKWARD
+            return Phase.REPLAY if in_replay() or self._calls.is_replay else Phase.BACKWARD
         # Optimizers update without recording gradients; a closure that they call records them.
         return Phase.OPTIMIZER if self._in_optimizer and not torch.is_grad_enabled() else Phase.FORWARD
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lowtide import _torch_compiler as torch_compiler
-from lowtide.engine import Observer, is_replaying, observed, watch_again
+from lowtide.engine import Observer, in_replay, observed, watch_again
 from lowtide.engine._replay import saved_by
 from lowtide.engine._sources import user_line
 from lowtide.engine._values import hash_of, same_hash
@@ -56,7 +56,7 @@ class FirstOps(Observer):
 
     def entering(self, region: Any, profile: Any) -> None:
         """Have it watched."""
-        if not is_replaying():
+        if not in_replay():
             self._order.setdefault(region.name)
             watch_again(profile)
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from lowtide import _torch_private as private
-from lowtide.engine import is_replaying
+from lowtide.engine import in_replay
 from lowtide.engine._tree import tensors_in
 from lowtide.errors import InvalidInputError
 from lowtide.trace import random_states
@@ -61,7 +61,7 @@ def _copy_outputs(model: nn.Module, seen: dict[str, torch.Tensor]) -> Callable[.
         if torch.compiler.is_compiling():
             return  # nothing of this is for a graph: what a compiled model returns is seen at the module around it
         around = getattr(module, "_orig_mod", None) is model and id(result) != inner
-        if (module is model or around) and not is_replaying() and not private.in_backward():
+        if (module is model or around) and not in_replay() and not private.in_backward():
             calls, inner = calls + 1, id(result)
             which = f" of call {calls}" if calls > 1 else ""
             seen.update({f"output {index}{which}": _copied(tensor) for index, tensor in enumerate(_tensors(result))})

@@ -13,7 +13,7 @@ from torch import nn
 from lowtide import _torch_private as private
 from lowtide.engine._kept._applied import KeptApplied
 from lowtide.engine._kept._finding import Finder, Key, Pack
-from lowtide.engine._kept._kept import After, Around, Holder, Kept, Result, is_own, shape_of
+from lowtide.engine._kept._kept import After, Around, Holder, Kept, Result, is_own, kinds_of
 from lowtide.engine._kept._learned import is_applied
 from lowtide.engine._kept._origins import ELSEWHERE, INSIDE, Known, Origin, origin_of
 from lowtide.engine._slot import Slot
@@ -49,21 +49,33 @@ class Holding(Finder):
     """Finds the kept calls of a forward.
 
     Attributes:
-        call: of the region.
+        frame, call: of the region.
         learned: what is known of such calls.
         kept: what is held.
         free: memory of results that are held: by its key, the version of what is in it.
+        sites: of each call of a function that is ever kept, and of a module by its ``id``, from where it was called.
     """
 
     def __init__(self, frame: Frame, call: Call, learned: Learned, choice: Choice, pack: Pack) -> None:
         self.kept: dict[Key, Kept] = {}
         self.free: dict[int, int] = {}
+        self.sites: dict[Any, list[int]] = {key: [] for key in choice.indices}
         self.call, self.learned = call, learned
-        self._frame, self._now = frame, _Now()
+        self.frame, self._now = frame, _Now()
         if frame.packs_kept:
-            super().__init__(choice, _packing_around(self._now, pack))
+            super().__init__(choice, _packing_around(self._now, pack), learned.asks)
         else:
-            super().__init__(choice, _packing(frame, self._now, self.free, learned, pack))
+            super().__init__(choice, _packing(frame, self._now, self.free, learned, pack), learned.asks)
+
+    def counted(self, key: Any, site: int) -> int:
+        """The next one."""
+        sites = self.sites[key]
+        sites.append(site)
+        return len(sites) - 1
+
+    def calls(self) -> dict[Any, int]:
+        """As many as there were."""
+        return {key: len(sites) for key, sites in self.sites.items()}
 
     @property
     def pack(self) -> Pack:
@@ -84,7 +96,7 @@ class Holding(Finder):
             return run(*args, **kwargs)
         if now.given is not None:
             return run(*args, **kwargs)
-        kept = Kept(len(self._frame.slots), [*map(shape_of, given)])
+        kept = Kept(len(self.frame.slots), kinds_of(given))
         now.given, now.versions, now.origins = given, versions, kept.origins
         try:
             result = run(*args, **kwargs)
@@ -95,7 +107,7 @@ class Holding(Finder):
         traits = self.choice.traits[key[0]]
         if versions != [*map(_version_of, given)] and not traits.writes_statistics:
             return result
-        frame, plain = self._frame, type(result) is torch.Tensor and not self.learned.copied
+        frame, plain = self.frame, type(result) is torch.Tensor and not self.learned.copied
         if not plain or frame.packs_kept or self.call.audited or private.function_mode_count():
             with private.without_function_modes(), tower.silence():
                 self._hold(key, kept, result, given, inside, traits)
@@ -122,22 +134,22 @@ class Holding(Finder):
         result = run(*args)
         if self._now.given is None and versions == [*map(_version_of, given)]:
             with private.without_function_modes(), tower.silence():
-                kept = KeptApplied(len(self._frame.slots), [*map(shape_of, given)])
-                if kept.hold_applied(Holder(self._frame, key in self.learned.copied), result, context, given, versions):
+                kept = KeptApplied(len(self.frame.slots), kinds_of(given))
+                if kept.hold_applied(Holder(self.frame, key in self.learned.copied), result, context, given, versions):
                     self.kept[key] = kept
                     self._note_held(kept)
                     self._note_after(key, kept, args, {})
         return result
 
     def _note_held(self, kept: Kept) -> None:
-        for held in kept.results if not self._frame.packs_kept else ():
+        for held in kept.results if not self.frame.packs_kept else ():
             if held.version is not None:
-                self.free[private.storage_key(self._frame.held[held.index])] = held.version
+                self.free[private.storage_key(self.frame.held[held.index])] = held.version
 
     def _hold(
         self, key: Key, kept: Kept, result: Any, given: list[torch.Tensor], inside: list[tuple[int, torch.Tensor]], traits: Traits
     ) -> None:
-        frame = self._frame
+        frame = self.frame
         if not kept.hold(Holder(frame, key in self.learned.copied, not traits.fills_later), result, given):
             return
         self.kept[key] = kept
@@ -153,7 +165,7 @@ class Holding(Finder):
         if type(key[0]) is int:
             return
         for place, tensor in inside:
-            ref = self._frame.slots[kept.first + place]
+            ref = self.frame.slots[kept.first + place]
             slot = None if ref is None else ref()
             if slot is not None:
                 slot.version = tensor._version
@@ -166,9 +178,9 @@ class Holding(Finder):
             states = [value for value in (*args, *kwargs.values()) if type(value) is torch.Generator]
         drawn = states if states or self.call.profile.torch_random else None
         if is_whole:
-            kept.after = After(dict(self.calls), drawn)
+            kept.after = After(self.calls(), self.place, drawn)
         elif drawn is not None:
-            kept.after = After(None, drawn)
+            kept.after = After(None, self.place, drawn)
 
 
 _version_of = attrgetter("_version")

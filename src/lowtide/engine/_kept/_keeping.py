@@ -20,8 +20,7 @@ from lowtide.engine._thread import state
 if TYPE_CHECKING:
     from lowtide.engine._call import Call
     from lowtide.engine._frame import Frame
-    from lowtide.engine._kept._finding import Key, Pack
-    from lowtide.engine._kept._kept import Kept
+    from lowtide.engine._kept._finding import Pack
     from lowtide.engine._options import Policy
 
 _REPLAYING = ("torch.utils.checkpoint", "lowtide.torch_compat")
@@ -34,14 +33,17 @@ class Keeping:
         learned: what is known of such calls.
         choice: which calls are kept.
         kept: what is held of them.
+        sites, deep: see ``Holding``.
     """
 
-    __slots__ = ("choice", "kept", "learned")
+    __slots__ = ("choice", "deep", "kept", "learned", "sites")
 
-    def __init__(self, learned: Learned, choice: Choice, kept: dict[Key, Kept]) -> None:
-        self.learned = learned
-        self.choice = choice
-        self.kept = kept
+    def __init__(self, holding: Holding) -> None:
+        self.learned = holding.learned
+        self.choice = holding.choice
+        self.kept = holding.kept
+        self.sites = holding.sites
+        self.deep = holding.deep
 
     def forget(self, frame: Frame) -> None:
         """Hold nothing: a replay runs every call."""
@@ -61,11 +63,21 @@ class Keeping:
             else:
                 del self.kept[key]
 
-    def returning(self, frame: Frame, pack: Pack, target: Callable[..., Any], stop: int = sys.maxsize) -> Callable[..., Any]:
-        """The callable, for a replay under this pack hook, which ends the replay when so many tensors have been saved."""
+    def returning(
+        self, frame: Frame, pack: Pack, count: Callable[[], int], target: Callable[..., Any], stop: int = sys.maxsize
+    ) -> Callable[..., Any]:
+        """The callable, for a replay under this pack hook, which ends the replay when so many tensors have been saved.
+
+        Args:
+            frame: that is replayed.
+            pack: the hook.
+            count: tells how many tensors it has been handed so far.
+            target: the callable.
+            stop: at how many the replay ends.
+        """
         if not self.kept:
             return target
-        finder = Returning(frame, self.kept, self.learned, self.choice, pack, stop)
+        finder = Returning(frame, self, pack, count, stop)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return run_finding(finder, target, args, kwargs)
@@ -128,29 +140,35 @@ def holding_for(frame: Frame, call: Call, learned: Learned | None, pack: Pack) -
 
 def run_holding(holding: Holding, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call the target, and hold the results of calls that are kept. The hook of the finder has to be in force."""
-    result = run_finding(holding, target, args, kwargs)
-    holding.call.kept = Keeping(holding.learned, holding.choice, holding.kept)
-    if not holding.call.audited and holding.calls not in holding.choice.ways:
+    asked, state.asked = state.asked, False
+    try:
+        result = run_finding(holding, target, args, kwargs)
+        holding.call.kept = Keeping(holding)
+        if state.asked and not holding.deep:
+            holding.learned.asks = True
+            holding.call.kept.forget(holding.frame)  # a replay may go another way, and whether it does could not be seen
+    finally:
+        state.asked = state.asked or asked
+    if not holding.call.audited and holding.calls() not in holding.choice.ways:
         holding.call.profile.met_stranger()
+        holding.learned.look_everywhere()
     return result
 
 
 def run_finding(finder: Finder, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call the target; the finder is told of its calls."""
     choice = finder.choice
-    stand_ins, functions = choice.stand_ins, choice.functions
+    stand_ins = choice.stand_ins
     around, state.finder = state.finder, finder
     if stand_ins:
         put_stand_ins(stand_ins)
     if choice.applied:
         put_applied(choice.applied)
-    if functions:
-        private.push_function_mode(finder)
+    finder.begin()
     try:
         return target(*args, **kwargs)
     finally:
-        if functions:
-            private.pop_function_mode()
+        finder.end()
         if choice.applied:
             take_out_applied(choice.applied)
         if stand_ins:

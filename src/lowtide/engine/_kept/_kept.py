@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 _NOTHING = torch.empty(0)
 NO_RESULT: Any = object()
 """In place of what a call returned that nobody will ask for: what it saved is all that a replay needs, and its end."""
-shape_of: Callable[[torch.Tensor], torch.Size] = attrgetter("shape")
+_kind_of: Callable[[torch.Tensor], tuple[torch.Size, bool]] = attrgetter("shape", "requires_grad")
+
+
+def kinds_of(given: list[torch.Tensor]) -> list[Any]:
+    """What a call shows by what it is given, so that another one is not taken for it."""
+    return [torch.is_grad_enabled(), *map(_kind_of, given)]
 
 
 class Around(int):
@@ -52,14 +57,15 @@ class After:
 
     Attributes:
         calls: of a module, how often each function had been called when it returned.
+        place: how many marks had been passed then.
         random: the random generators; ``None`` in a region that does not draw.
         states: other generators.
     """
 
-    __slots__ = ("calls", "random", "states")
+    __slots__ = ("calls", "place", "random", "states")
 
-    def __init__(self, calls: dict[Any, int] | None, states: list[object] | None) -> None:
-        self.calls = calls
+    def __init__(self, calls: dict[Any, int] | None, place: int, states: list[object] | None) -> None:
+        self.calls, self.place = calls, place
         self.random: Random | None = None if states is None else take_random()
         self.states = [(value, take_state(value)) for value in states or ()]
 
@@ -76,18 +82,18 @@ class Kept:
 
     Attributes:
         first: how many tensors the frame had saved when the call was entered.
-        shapes: of the tensors that it was given.
+        kinds: of the tensors that it was given, see ``kinds_of``.
         origins: for each tensor that autograd saved in it, where that comes from.
         result: what it returned, taken apart.
         results: the tensors in that.
         after: where it left what is no tensor; ``None`` if it moved nothing.
     """
 
-    __slots__ = ("after", "first", "origins", "result", "results", "shapes")
+    __slots__ = ("after", "first", "kinds", "origins", "result", "results")
 
-    def __init__(self, first: int, shapes: list[torch.Size]) -> None:
+    def __init__(self, first: int, kinds: list[Any]) -> None:
         self.first = first
-        self.shapes = shapes
+        self.kinds = kinds
         self.origins: list[Origin | Around] = []
         self.after: After | None = None
         self.result: Any = None
@@ -105,13 +111,8 @@ class Kept:
         self.results = tuple(holder.results.values())
         return True
 
-    def held(self, frame: Frame, given: list[torch.Tensor]) -> dict[int, torch.Tensor] | None:
-        """What is held, by its place in ``Frame.held``; ``None`` if the call has to be run.
-
-        It has to be if it is given tensors of other shapes, or if a result was written to or let go of.
-        """
-        if [*map(shape_of, given)] != self.shapes:
-            return None
+    def held(self, frame: Frame) -> dict[int, torch.Tensor] | None:
+        """What is held, by its place in ``Frame.held``; ``None`` if a result was written to or let go of: the call has to be run."""
         if frame.packs_kept:
             return self._held_around(frame)
         found: dict[int, torch.Tensor] = {}

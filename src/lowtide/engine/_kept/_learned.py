@@ -11,6 +11,7 @@ from torch import nn
 from torch.autograd import Function
 
 from lowtide.engine._clock import clock
+from lowtide.engine._kept._looks import Trail, looks_of, met_while_looking
 from lowtide.engine._kept._modules import StandIn, stand_in_for
 from lowtide.errors import InvalidInputError
 from lowtide.records import CallSite, Decision
@@ -76,8 +77,9 @@ class Choice:
     Attributes:
         since: the time on the ``clock`` from which on it holds.
         indices: by function, or ``id`` of a module, which of its calls are kept.
-        functions: whether calls of functions are among them.
         modules: those modules, by ``id``.
+        marks: ``id`` of the modules that a run marks its way by: it passes a mark where it enters one, and one where it leaves it.
+        looks: after how many marks calls of functions are looked at, up to the next mark; ``None``: always.
         closed: ``id`` of modules in which no function is called that is ever kept: functions are not looked at in there.
         linears: ``id`` of those ``nn.Linear`` whose one call of a function is kept: to stand in for it costs less than to look at that.
         stand_ins: of all these modules.
@@ -88,8 +90,9 @@ class Choice:
 
     since: int = 0
     indices: dict[Any, frozenset[int]] = field(default_factory=dict)
-    functions: bool = False
     modules: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
+    marks: frozenset[int] = frozenset()
+    looks: frozenset[int] | None = frozenset()
     closed: frozenset[int] = frozenset()
     linears: frozenset[int] = frozenset()
     stand_ins: tuple[StandIn, ...] = ()
@@ -110,6 +113,9 @@ class Learned:
         choices: what was chosen so far, the last one last.
         copied: calls whose results are written to later: they are kept as copies.
         ways: how often audited calls called each function and module.
+        trails: what they called: each function, and the ``id`` of each module, with ``~id`` where it was left.
+        asks: such calls ask whether they are replayed, and may do this or that then.
+        everywhere: calls of functions have to be looked at all along, for one that should have been found was not.
         callers: modules, by ``id``, with the functions that are called in them, and how often that was at most.
         decided: by identity, each site with the decision about it. Modules are referred to weakly.
         linears: every ``nn.Linear``, by ``id``, in which a call of ``F.linear`` is kept.
@@ -120,6 +126,9 @@ class Learned:
     choices: list[Choice] = field(default_factory=list)
     copied: set[Key] = field(default_factory=set)
     ways: list[dict[Any, int]] = field(default_factory=list)
+    trails: list[Trail] = field(default_factory=list)
+    asks: bool = False
+    everywhere: bool = False
     callers: dict[int, tuple[weakref.ref[nn.Module], dict[Any, int]]] = field(default_factory=dict)
     decided: dict[Key, tuple[CallSite, weakref.ref[nn.Module] | None, Decision]] = field(default_factory=dict)
     linears: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
@@ -168,28 +177,43 @@ class Learned:
             if isinstance(function, nn.Module):
                 modules[key] = weakref.ref(function)
             indices[key] = indices.get(key, frozenset()) | {index}
+        self._choose(indices, modules)
+
+    def look_everywhere(self) -> None:
+        """A run called other functions than any that was watched, or some were not seen that were called where none was looked for."""
+        if self.latest.looks is not None and not self.everywhere:
+            self.everywhere = True
+            self._choose(self.latest.indices, self.latest.modules)
+
+    def _choose(self, indices: dict[Any, frozenset[int]], modules: dict[int, weakref.ref[nn.Module]]) -> None:
+        last = self.latest
         ways = tuple({function: way.get(function, 0) for function in indices} for way in self.ways)
-        if not self.choices or indices != last.indices or ways != last.ways:
-            clock.now += 1
-            closed = self._closed(indices)
-            linears = {key: ref for key, ref in self.linears.items() if key not in modules}
-            refs = modules | closed | linears
-            found = {key: module for key, module in [(key, ref()) for key, ref in refs.items()] if module is not None}
-            applied = tuple(filter(is_applied, indices))
-            choice = Choice(
-                clock.now,
-                indices,
-                len(modules) + len(applied) < len(indices),
-                modules,
-                frozenset(closed) & found.keys(),
-                frozenset(linears) & found.keys(),
-                tuple(map(stand_in_for, found.values())),
-                applied,
-                ways,
-                {key: traits_of(key) for key in indices},
-            )
-            self.choices = [*self.choices[1 - _MOST_CHOICES :], choice]
-            self.free = None
+        linears = {key: ref for key, ref in self.linears.items() if key not in modules}
+        marks = frozenset({*modules, *linears})
+        closed = self._closed(indices)
+        looks = None if self.everywhere else looks_of(self.trails, indices, marks, linears)
+        if looks is not None:
+            closed = {key: closed[key] for key in met_while_looking(self.trails, looks, marks) & closed.keys()}
+        if self.choices and (indices, ways, looks, frozenset(closed)) == (last.indices, last.ways, last.looks, last.closed):
+            return
+        clock.now += 1
+        refs = modules | closed | linears
+        found = {key: module for key, module in [(key, ref()) for key, ref in refs.items()] if module is not None}
+        choice = Choice(
+            clock.now,
+            indices,
+            modules,
+            marks & found.keys(),
+            looks,
+            frozenset(closed) & found.keys(),
+            frozenset(linears) & found.keys(),
+            tuple(map(stand_in_for, found.values())),
+            tuple(filter(is_applied, indices)),
+            ways,
+            {key: traits_of(key) for key in indices},
+        )
+        self.choices = [*self.choices[1 - _MOST_CHOICES :], choice]
+        self.free = None
 
     def _closed(self, indices: dict[Any, frozenset[int]]) -> dict[int, weakref.ref[nn.Module]]:
         """Modules that it pays to close: to stand in for one costs as much as to look at a few calls of functions."""
@@ -202,10 +226,12 @@ class Learned:
             and sum(count * (_IN_PYTHON if isinstance(function, FunctionType) else 1) for function, count in functions.items()) > _FEW_CALLS
         }
 
-    def went(self, calls: dict[Any, int]) -> None:
-        """An audited call called each function and module so often."""
+    def went(self, calls: dict[Any, int], trail: Trail) -> None:
+        """An audited call called each function and module so often, in this order."""
         if calls not in self.ways:
             self.ways = [*self.ways[1 - _MOST_WAYS :], calls]
+        if trail not in self.trails:
+            self.trails = [*self.trails[1 - _MOST_WAYS :], trail]
 
     def sites(self) -> Iterator[CallSite]:
         """The sites that are kept."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lowtide import _torch_private as private
 from lowtide.engine._thread import state
 
 if TYPE_CHECKING:
@@ -49,19 +48,20 @@ class StandIn:
         choice, key, given = finder.choice, self.key, None
         if key in choice.linears and not kwargs:
             given = self._given_to_linear(args)
-        if (given is None and key not in choice.closed) or not private.function_mode_count():
-            return finder.module_called(key, self._run(), args, kwargs)
-        top = private.pop_function_mode()
-        if top is not finder:
-            private.push_function_mode(top)
-            return finder.module_called(key, self._run(), args, kwargs)
+        looks, step = choice.looks, key in choice.marks
+        finder.place += step
+        inside = given is None and key not in choice.closed and (looks is None or finder.place in looks)
+        if inside is not finder.looking:
+            finder.look(inside)
         try:
-            if given is not None:
-                return finder.linear_called(given)
-            run = self._run()
-            return finder.module_called(key, run, args, kwargs) if key in finder.calls else run(*args, **kwargs)
+            if given is not None and not finder.looking:
+                return finder.linear_called(key, given)
+            return finder.module_called(key, self._run(), args, kwargs)
         finally:
-            private.push_function_mode(finder)
+            finder.place += step
+            after = looks is None or finder.place in looks
+            if after is not finder.looking:
+                finder.look(after)
 
     def _run(self) -> Callable[..., Any]:
         """What it stands in for."""

@@ -111,6 +111,7 @@ class Sites(Between):
         self._open: list[_Row] = []
         self._compiled: list[FrameType] = []
         self._unseen = ""
+        self._trail: list[Any] = []
         self._calls: dict[Any, int] = {}
         self._makers: dict[int, list[_Row]] = {}
         self._root, self._pack = root, None  # type: tuple[nn.Module | None, Any]
@@ -123,6 +124,7 @@ class Sites(Between):
         """The run goes on in here, under the hooks of the region."""
         hooks = private.top_hooks()
         self._pack = None if hooks is None else hooks[0]
+        state.asked = False
         with ExitStack() as stack:
             stack.enter_context(self)
             for handle in (
@@ -146,6 +148,7 @@ class Sites(Between):
         kwargs = kwargs or {}
         if self._compiled:
             return func(*args, **kwargs)
+        self._trail.append(func)
         row = self._enter(func, "function", tensors_of((*args, *kwargs.values())))
         result = _FAILED
         try:
@@ -159,6 +162,7 @@ class Sites(Between):
             if self._root is None:
                 self._root, self._paths = module, paths_of(module)
             self._enter(module, "module", _tensors_in(args) or [])
+            self._trail.append(id(module))
 
     def _leave_module(self, module: nn.Module, args: Any, result: Any) -> None:
         if self._is_here() and any(row.function is module for row in self._open):
@@ -211,6 +215,8 @@ class Sites(Between):
         if row not in self._open:
             return
         self._open.remove(row)
+        if row.level == "module":
+            self._trail.append(~id(row.function))
         row.over = True
         tensors = None if result is _FAILED else _tensors_in(result)
         if tensors is None:
@@ -254,7 +260,8 @@ class Sites(Between):
             InvalidInputError: it returned something that is no decision.
         """
         learned = learn_of(self._call, policy)
-        learned.went(self._calls)
+        learned.asks = learned.asks or state.asked
+        learned.went(self._calls, tuple(self._trail))
         self._note_callers(learned)
         position = 0
         refused = getattr(policy, "refused", None)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.engine import Observer, is_replaying, observed, watch_again
+from lowtide.engine import Observer, in_replay, observed, watch_again
 from lowtide.engine._facts import Facts, facts_of
 from lowtide.engine._replay import where_saved
 from lowtide.engine._tower import tower
@@ -145,18 +145,18 @@ class _Collector(Observer):
         self.regions: dict[str, _Found] = {}
 
     def entering(self, region: Any, profile: Any) -> None:
-        if not is_replaying():
+        if not in_replay():
             watch_again(profile)
             self.regions.setdefault(region.name, _Found())
 
     def entered(self, frame: Any, call: Any) -> None:
-        if not is_replaying():
+        if not in_replay():
             self.onlooker.begin()
             if not call.python_state:
                 self.onlooker.watch_attributes(watch for watch, _ in call.watches)
 
     def left(self, frame: Any, call: Any) -> None:
-        if is_replaying():
+        if in_replay():
             return
         found, (seen, way) = self.regions[frame.region.name], self.onlooker.end()
         found.calls += 1

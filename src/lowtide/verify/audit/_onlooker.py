@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lowtide import _torch_private as private
-from lowtide.engine import is_replaying
+from lowtide.engine import in_replay
 from lowtide.engine._guards._ambient import _device_types as known_device_types
 from lowtide.engine._sources import user_line
 from lowtide.trace import facts_of, tensors_in
@@ -61,7 +61,7 @@ class Onlooker:
 
     @property
     def _current(self) -> _Call | None:
-        here = self._stack and not is_replaying() and not private.in_backward()
+        here = self._stack and not in_replay() and not private.in_backward()
         return self._stack[-1] if here else None
 
     def see_op(self, func: Any, args: Any, kwargs: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.engine import Observer, is_replaying, observed
+from lowtide.engine import Observer, in_replay, observed
 from lowtide.engine._sources import is_library
 from lowtide.torch_compat._torch_regions import TorchRegion, torch_regions_seen
 from lowtide.verify._first_op import left_to_the_report
@@ -98,11 +98,11 @@ class _Looking(Observer):
         self._forward: dict[int, tuple[torch.dtype, dict[str, bool]]] = {}
 
     def entered(self, frame: Any, call: Any) -> None:
-        if not is_replaying():
+        if not in_replay():
             self._begin(frame.region.name, LOWTIDE)
 
     def left(self, frame: Any, call: Any) -> None:
-        if not is_replaying() and self._stack:
+        if not in_replay() and self._stack:
             self._stack.pop()
 
     def replayed(self, frame: Any, seconds: float) -> None:
