@@ -73,8 +73,11 @@ def test_tables_are_read_alike(twins: dict[str, ModuleType], tables: list[dict[A
     assert native.values_of(tables, sizes) == values
     changed = data.draw(st.sampled_from([sizes, [*map(len, others)], [size + 1 for size in sizes], sizes[1:]]))
     assert native.values_of(tables, changed) == twin.values_of(tables, changed)
+    skipped = data.draw(st.lists(st.integers(0, max(len(values) - 1, 0)), unique=True, max_size=len(values)).map(sorted))
     for wanted in (values, twin.values_of(others, [*map(len, others)]), values[1:], [*values, object()], values[::-1]):
-        assert native.same_values(tables, wanted) is twin.same_values(tables, wanted)
+        for places in ([], skipped):
+            assert native.same_values(tables, changed, wanted, places) is twin.same_values(tables, changed, wanted, places)
+            assert native.same_values(tables, sizes, wanted, places) is twin.same_values(tables, sizes, wanted, places)
 
 
 @needs_native
@@ -200,7 +203,7 @@ def test_nothing_is_left_behind() -> None:
             fill(tensor)
         assert [native.unpack(slot) for slot in held] == [tensor] * 4  # type: ignore[union-attr]
         values = native.values_of([table], [1])
-        assert native.same_values([table], values)
+        assert native.same_values([table], [1], values, [])
         assert native.are_versions([tensor], native.versions_of([tensor]))
 
     use()
@@ -231,8 +234,8 @@ def test_cycles_through_slots_and_hooks_are_collected() -> None:
     [
         lambda n: n.values_of([1], [1]),
         lambda n: n.values_of({}, {}),
-        lambda n: n.same_values([[]], []),
-        lambda n: n.same_values([{}]),
+        lambda n: n.same_values([[]], [0], [], []),
+        lambda n: n.same_values([{}], [0], []),
         lambda n: n.versions_of(()),
         lambda n: n.are_versions([], None),
         lambda n: n.Filling((), 0, 0),

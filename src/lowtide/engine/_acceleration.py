@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
-_API = 1
+_API = 2
 """Of the compiled code that goes with this release: what was compiled for another is not used."""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import weakref
+from bisect import insort
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +159,7 @@ class _WatchBefore:
         for index, copy in self._copies.items():
             # Another version with the same bits: this time it was written what was there, as by an iteration that has converged.
             if version_of(tensors[index]) != versions[index] or not _same_bits(copy, tensors[index]):
-                self._watch.written.append(index)
+                insort(self._watch.written, index)
                 tensors[index], versions[index] = copy.requires_grad_(tensors[index].requires_grad), -1
         self._learn_attributes(call)
         self._watch.find_loose()

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-#define API 1 /* `_acceleration.py` takes no other */
+#define API 2 /* `_acceleration.py` takes no other */
 
 static PyObject *name_version, *name_dtype, *name_shape, *name_requires_grad, *name_is_leaf, *name_base, *name_strange;
 
@@ -421,46 +421,56 @@ static PyObject *unpack(PyObject *module, PyObject *packed) {
 
 /* ---- tables of modules, see _guards/_reading.py ---- */
 
-static int are_lists(PyObject *const *arguments, Py_ssize_t count) {
-    if (count == 2 && PyList_Check(arguments[0]) && PyList_Check(arguments[1])) return 1;
-    PyErr_SetString(PyExc_TypeError, "it takes two lists");
-    return 0;
+static int are_lists(PyObject *const *arguments, Py_ssize_t count, Py_ssize_t wanted) {
+    int fine = count == wanted;
+    for (Py_ssize_t index = 0; fine && index < count; index++) fine = PyList_Check(arguments[index]);
+    if (!fine) PyErr_Format(PyExc_TypeError, "it takes %zd lists", wanted);
+    return fine;
 }
 
-static int is_table(PyObject *table) {
-    if (PyDict_Check(table)) return 1;
-    PyErr_SetString(PyExc_TypeError, "a table is a dict");
-    return 0;
+/* How many values there are in tables of these sizes; below zero if they have others: without an error, or with one if something is no table. */
+static Py_ssize_t total_of(PyObject *tables, PyObject *sizes) {
+    Py_ssize_t total = 0;
+    if (PyList_GET_SIZE(tables) != PyList_GET_SIZE(sizes)) return -1;
+    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(tables); index++) {
+        PyObject *table = PyList_GET_ITEM(tables, index);
+        if (!PyDict_Check(table)) {
+            PyErr_SetString(PyExc_TypeError, "a table is a dict");
+            return -1;
+        }
+        Py_ssize_t size = PyLong_AsSsize_t(PyList_GET_ITEM(sizes, index));
+        if (size == -1 && PyErr_Occurred()) return -1;
+        if (PyDict_GET_SIZE(table) != size) return -1;
+        total += size;
+    }
+    return total;
 }
 
 static PyObject *same_values(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (!are_lists(arguments, count)) return NULL;
-    PyObject *tables = arguments[0], *values = arguments[1], *value;
-    Py_ssize_t at = 0, end = PyList_GET_SIZE(values);
+    if (!are_lists(arguments, count, 4)) return NULL;
+    PyObject *tables = arguments[0], *values = arguments[2], *skipped = arguments[3], *value;
+    Py_ssize_t at = 0, skip = 0, skips = PyList_GET_SIZE(skipped), total = total_of(tables, arguments[1]);
+    if (total < 0 && PyErr_Occurred()) return NULL;
+    if (total != PyList_GET_SIZE(values)) Py_RETURN_FALSE;
     for (Py_ssize_t index = 0; index < PyList_GET_SIZE(tables); index++) {
-        PyObject *table = PyList_GET_ITEM(tables, index);
-        if (!is_table(table)) return NULL;
         Py_ssize_t position = 0;
-        while (PyDict_Next(table, &position, NULL, &value)) {
-            if (at == end || PyList_GET_ITEM(values, at) != value) Py_RETURN_FALSE;
+        while (at < total && PyDict_Next(PyList_GET_ITEM(tables, index), &position, NULL, &value)) {
+            if (skip < skips && PyLong_AsSsize_t(PyList_GET_ITEM(skipped, skip)) == at) skip++;
+            else if (PyList_GET_ITEM(values, at) != value) Py_RETURN_FALSE;
             at++;
         }
     }
-    return PyBool_FromLong(at == end);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_TRUE;
 }
 
 static PyObject *values_of(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (!are_lists(arguments, count)) return NULL;
-    PyObject *tables = arguments[0], *sizes = arguments[1], *value;
-    Py_ssize_t total = 0, at = 0;
-    if (PyList_GET_SIZE(tables) != PyList_GET_SIZE(sizes)) Py_RETURN_NONE;
-    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(tables); index++) {
-        PyObject *table = PyList_GET_ITEM(tables, index);
-        if (!is_table(table)) return NULL;
-        Py_ssize_t size = PyLong_AsSsize_t(PyList_GET_ITEM(sizes, index));
-        if (size == -1 && PyErr_Occurred()) return NULL;
-        if (PyDict_GET_SIZE(table) != size) Py_RETURN_NONE;
-        total += size;
+    if (!are_lists(arguments, count, 2)) return NULL;
+    PyObject *tables = arguments[0], *value;
+    Py_ssize_t at = 0, total = total_of(tables, arguments[1]);
+    if (total < 0) {
+        if (PyErr_Occurred()) return NULL;
+        Py_RETURN_NONE;
     }
     PyObject *values = PyList_New(total);
     if (values == NULL) return NULL;
@@ -483,7 +493,7 @@ static PyObject *versions_of(PyObject *module, PyObject *tensors) {
 }
 
 static PyObject *are_versions(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (!are_lists(arguments, count)) return NULL;
+    if (!are_lists(arguments, count, 2)) return NULL;
     PyObject *tensors = arguments[0], *versions = arguments[1];
     if (PyList_GET_SIZE(tensors) != PyList_GET_SIZE(versions)) Py_RETURN_FALSE;
     for (Py_ssize_t index = 0; index < PyList_GET_SIZE(tensors); index++) {

@@ -52,7 +52,7 @@ class Watch:
         ways: of the calls that were, see ``Call.way``.
         trainings: the training flags of the calls that were.
         trainable: which tensors required gradients when it was watched last.
-        written: places in ``names`` of tensors that calls write to: a replay is given copies.
+        written: places in ``names`` of tensors that calls write to, ascending: a replay is given copies.
         containers: attributes that are lists and the like: a replay gets copies of them as they were.
         changed: attributes that calls change: the dictionary they are in, and their name.
         overwritten: those to whose tensors calls write, or may: the ``id`` of the dictionary, and the name.
@@ -186,24 +186,13 @@ class Watch:
 
     def is_as(self, then: Taken, *, attributes: bool) -> bool:
         """Whether the same tensors, but for those that calls write to, training flags and attributes are in place as at another moment."""
-        if not self._has_same_tensors(then[0]):
+        if not same_values(self._tables, self._counts, then[0], self.written):
             return False
         if self._moody and [*map(_training_of, self._moody)] != then[2]:
             return False
-        if self.is_stale() or self._structure.hooks():
+        if self.lazy or not self._structure.has_same_modules() or self._structure.hooks():
             return False
         return not attributes or not self._own or not self.rebound(then)
-
-    def _has_same_tensors(self, wanted: list[Any]) -> bool:
-        """Whether these are in place, but for those that calls write to."""
-        if not self.written:
-            return same_values(self._tables, wanted)
-        tensors = self.tensors()
-        if len(tensors) != len(wanted):
-            return False
-        for index in self.written:
-            tensors[index] = wanted[index]
-        return all(map(is_, tensors, wanted))
 
     def lend(self, then: Taken) -> list[tuple[dict[str, Any], str, Any]]:
         """Have copies of what calls write to in place, as it was at another moment; returns what was there, to be put back."""

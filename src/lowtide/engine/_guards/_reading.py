@@ -18,10 +18,18 @@ def values_of(tables: list[Table], sizes: list[int]) -> list[Any] | None:
     return [*chain.from_iterable(map(dict.values, tables))] if [*map(len, tables)] == sizes else None
 
 
-def same_values(tables: list[Table], values: list[Any]) -> bool:
-    """Whether these very objects are in some dictionaries, in order, and nothing else."""
-    now = [*chain.from_iterable(map(dict.values, tables))]
-    return len(now) == len(values) and all(map(is_, now, values))
+def same_values(tables: list[Table], sizes: list[int], values: list[Any], skipped: list[int]) -> bool:
+    """Whether these very objects are in some dictionaries of these sizes, in order.
+
+    Args:
+        skipped: places, ascending, at which there may be another one.
+    """
+    now = values_of(tables, sizes)
+    if now is None or len(now) != len(values):
+        return False
+    for place in skipped:
+        now[place] = values[place]
+    return all(map(is_, now, values))
 
 
 def versions_of(tensors: list[Any]) -> list[int]:

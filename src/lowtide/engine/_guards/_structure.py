@@ -15,6 +15,7 @@ Table = dict[Any, Any]
 Tables = list[tuple[Table, Table]]
 
 _NONE: Tables = []
+_NOTHING: list[int] = []
 
 
 class Structure:
@@ -25,7 +26,7 @@ class Structure:
         exchanged: some framework takes parameters out of their tables and puts them back.
     """
 
-    __slots__ = ("_bare", "_children", "_families", "_hooks", "_sized", "_sizes", "_tables")
+    __slots__ = ("_bare", "_children", "_families", "_hooks", "_sized", "_sizes", "_table_sizes", "_tables")
 
     def __init__(self, found: list[nn.Module], *, exchanged: bool = False) -> None:
         self._families = [(m._modules, dict(m._modules)) for m in found if m._modules]
@@ -36,6 +37,7 @@ class Structure:
         self._tables = [*(table for table in tables if not table), *(family for family, _ in self._families)]
         self._sized = [table for table in tables if table]
         self._sizes = [*map(len, self._sized)]
+        self._table_sizes = [*map(len, self._tables)]
         self._hooks: list[Table] = [table for m in found for table in _hooks_of(m)]
         self._bare = -1
         """How many hooks there had ever been, of any module, when these had none."""
@@ -46,7 +48,7 @@ class Structure:
 
     def has_same_modules(self) -> bool:
         """Whether the same modules are in them, and nothing is in the tables that were empty."""
-        return same_values(self._tables, self._children)
+        return same_values(self._tables, self._table_sizes, self._children, _NOTHING)
 
     def hooks(self) -> Tables:
         """The hooks that are there now. Where there are none, that takes no look at them."""
