@@ -171,6 +171,26 @@ def test_slots_are_filled_alike(twins: dict[str, ModuleType], kind: str) -> None
 
 
 @needs_native
+@pytest.mark.parametrize("given_only", [False, True])
+def test_slots_are_looked_through_alike(twins: dict[str, ModuleType], given_only: bool) -> None:
+    seen = []
+    for module in (_packing, twins["packing"]):
+        slots: list[Any] = []
+        pack = module.packing(slots, [2] * 6, [False] * 6, 0, _Frame(), object(), None)
+        held = [pack(torch.ones(2)) for _ in range(6)]
+        slots[1] = None
+        for place, had in ((2, True), (4, False), (5, True)):
+            held[place].value, held[place].given = torch.ones(2), had
+        del held[3]
+        before = [[module.last_wanted(slots, wanted, end) for end in range(7)] for wanted in range(6)]
+        module.drop_values(slots, given_only)
+        after = [[module.last_wanted(slots, wanted, end) for end in range(7)] for wanted in range(6)]
+        seen.append((before, after, [(slot.index, slot.value is None, slot.given) for slot in held]))
+    assert seen[0] == seen[1]
+    assert seen[0][0] != seen[0][1]
+
+
+@needs_native
 def test_what_was_packed_is_unpacked_or_left_to_python() -> None:
     assert native is not None
     assert _unpack.unpack is native.unpack
@@ -201,7 +221,10 @@ def test_nothing_is_left_behind() -> None:
             fill(tensor)
         with pytest.raises(StopReplay):
             fill(tensor)
+        assert _packing.last_wanted(slots, 0, 4) == 0
         assert [native.unpack(slot) for slot in held] == [tensor] * 4  # type: ignore[union-attr]
+        _packing.drop_values(slots, False)
+        assert _packing.last_wanted(slots, 0, 4) == 3
         values = native.values_of([table], [1])
         assert native.same_values([table], [1], values, [])
         assert native.are_versions([tensor], native.versions_of([tensor]))
@@ -242,6 +265,11 @@ def test_cycles_through_slots_and_hooks_are_collected() -> None:
         lambda n: n.Filling([], 0, 0)(),
         lambda n: n.Packing([], [], [], 0, None, None),
         lambda n: n.Packing([], [], [], 0, None, None, None)(),
+        lambda n: n.last_wanted((), 0, 0),
+        lambda n: n.drop_values(None, False),
+        lambda n: n.drop_values([5], False),
+        lambda n: n.last_wanted([5], -1, 1),
+        lambda n: n.Filling([5], 0, 0)(torch.ones(1)),
         lambda n: n.configure(int, None, None, None),
     ],
 )

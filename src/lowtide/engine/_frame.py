@@ -13,7 +13,7 @@ import torch
 
 from lowtide import _torch_private as private
 from lowtide.engine._call import Call
-from lowtide.engine._packing import packing
+from lowtide.engine._packing import drop_values, packing
 from lowtide.engine._parts import Held, Made, Place
 from lowtide.engine._slot import Slot
 from lowtide.engine._thread import is_replaying
@@ -345,11 +345,7 @@ class Frame:
 
     def drop_values(self, *, given_only: bool = False) -> None:
         """Let go of what replays made, or of what backward has had of it: it is made again when it is asked for again."""
-        for ref in self.slots:
-            slot = None if ref is None else ref()
-            if slot is not None and slot.value is not None and (slot.given or not given_only):
-                slot.value = None
-                slot.given = False
+        drop_values(self.slots, given_only)
 
     def claim(self) -> threading.RLock:
         """The lock of this call: two backwards may ask for its slots at once."""

@@ -125,6 +125,20 @@ failed:
     return NULL;
 }
 
+static int is_full(Slot *slot) { return slot->value != NULL && slot->value != Py_None; }
+
+/* The slot at a place, as a new reference; NULL without an error if autograd holds none there. */
+static Slot *slot_at(PyObject *slots, Py_ssize_t place) {
+    PyObject *ref = PyList_GET_ITEM(slots, place);
+    if (ref == Py_None) return NULL;
+    PyObject *object = PyWeakref_Check(ref) ? strengthened(ref) : Py_NewRef(ref);
+    if (object != NULL && !PyObject_TypeCheck(object, &SlotType)) {
+        PyErr_Format(PyExc_TypeError, "there is a %s among the slots", Py_TYPE(object)->tp_name);
+        Py_CLEAR(object);
+    }
+    return (Slot *)object;
+}
+
 /* ---- Packing, see _packing.py ---- */
 
 typedef struct {
@@ -313,12 +327,12 @@ static int fits(Slot *slot, PyObject *tensor) {
     return same;
 }
 
-/* Put a tensor into the slot that a weak reference refers to, if that is still held and empty: 1, 0 if it does not fit, below zero with an error. */
-static int fill(PyObject *ref, PyObject *tensor) {
-    Slot *slot = (Slot *)strengthened(ref);
+/* Put a tensor into the slot at a place, if that is still held and empty: 1, 0 if it does not fit, below zero with an error. */
+static int fill(PyObject *slots, Py_ssize_t place, PyObject *tensor) {
+    Slot *slot = slot_at(slots, place);
     if (slot == NULL) return PyErr_Occurred() ? -1 : 1;
     int fine = 1;
-    if (slot->value == NULL || slot->value == Py_None) {
+    if (!is_full(slot)) {
         fine = fits(slot, tensor);
         if (fine > 0) {
             Py_XSETREF(slot->value, Py_NewRef(tensor)); /* not detached, see Recorder */
@@ -337,15 +351,12 @@ static PyObject *filling_call(PyObject *self, PyObject *const *arguments, size_t
     }
     Py_ssize_t index = ++filling->index;
     if (index >= 0 && index <= filling->last && index < PyList_GET_SIZE(filling->slots)) {
-        PyObject *ref = PyList_GET_ITEM(filling->slots, index);
-        if (ref != Py_None) {
-            int fine = fill(ref, arguments[0]);
-            if (fine < 0) return NULL;
-            if (!fine) {
-                filling->index = -PY_SSIZE_T_MAX;
-                PyErr_SetNone(stop_replay);
-                return NULL;
-            }
+        int fine = fill(filling->slots, index, arguments[0]);
+        if (fine < 0) return NULL;
+        if (!fine) {
+            filling->index = -PY_SSIZE_T_MAX;
+            PyErr_SetNone(stop_replay);
+            return NULL;
         }
     }
     if (index >= filling->stop || index >= PyList_GET_SIZE(filling->slots)) {
@@ -388,6 +399,41 @@ static PyTypeObject FillingType = {
     .tp_members = filling_members,
     .tp_new = filling_new,
 };
+
+/* ---- all slots of a frame, see _packing.py ---- */
+
+static PyObject *last_wanted(PyObject *module, PyObject *arguments) {
+    PyObject *slots;
+    Py_ssize_t wanted, end;
+    if (!PyArg_ParseTuple(arguments, "O!nn", &PyList_Type, &slots, &wanted, &end)) return NULL;
+    if (end > PyList_GET_SIZE(slots)) return PyErr_Format(PyExc_IndexError, "there are %zd slots", PyList_GET_SIZE(slots));
+    for (Py_ssize_t place = end - 1; place > wanted && place >= 0; place--) {
+        Slot *slot = slot_at(slots, place);
+        if (slot == NULL && PyErr_Occurred()) return NULL;
+        if (slot == NULL) continue;
+        int full = is_full(slot);
+        Py_DECREF(slot);
+        if (!full) return PyLong_FromSsize_t(place);
+    }
+    return PyLong_FromSsize_t(wanted);
+}
+
+static PyObject *drop_values(PyObject *module, PyObject *arguments) {
+    PyObject *slots;
+    int given_only;
+    if (!PyArg_ParseTuple(arguments, "O!p", &PyList_Type, &slots, &given_only)) return NULL;
+    for (Py_ssize_t place = 0; place < PyList_GET_SIZE(slots); place++) { /* a tensor that goes may take slots with it */
+        Slot *slot = slot_at(slots, place);
+        if (slot == NULL && PyErr_Occurred()) return NULL;
+        if (slot == NULL) continue;
+        if (is_full(slot) && (slot->given || !given_only)) {
+            Py_CLEAR(slot->value);
+            slot->given = 0;
+        }
+        Py_DECREF(slot);
+    }
+    Py_RETURN_NONE;
+}
 
 /* ---- unpack, see _unpack.py ---- */
 
@@ -518,6 +564,8 @@ static PyObject *configure(PyObject *module, PyObject *arguments) {
 
 static PyMethodDef functions[] = {
     {"are_versions", (PyCFunction)(void (*)(void))are_versions, METH_FASTCALL, NULL},
+    {"drop_values", drop_values, METH_VARARGS, NULL},
+    {"last_wanted", last_wanted, METH_VARARGS, NULL},
     {"configure", configure, METH_VARARGS, NULL},
     {"same_values", (PyCFunction)(void (*)(void))same_values, METH_FASTCALL, NULL},
     {"unpack", unpack, METH_O, NULL},

@@ -119,5 +119,25 @@ class Filling:
             raise StopReplay
 
 
+def last_wanted(slots: Slots, wanted: int, end: int) -> int:
+    """The last place before ``end`` whose tensor autograd still holds, and is not there; ``wanted`` if there is none after it."""
+    for place in range(end - 1, wanted, -1):
+        ref = slots[place]
+        slot = None if ref is None else ref()
+        if slot is not None and slot.value is None:
+            return place
+    return wanted
+
+
+def drop_values(slots: Slots, given_only: bool) -> None:
+    """Let go of what replays made, or of what backward has had of it."""
+    for ref in slots:
+        slot = None if ref is None else ref()
+        if slot is not None and slot.value is not None and (slot.given or not given_only):
+            slot.value = None
+            slot.given = False
+
+
 if native is not None:
     packing, Filling = native.Packing, native.Filling  # type: ignore[misc]
+    last_wanted, drop_values = native.last_wanted, native.drop_values

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lowtide import _torch_private as private
-from lowtide.engine._packing import Filling
+from lowtide.engine._packing import Filling, last_wanted
 from lowtide.engine._replay import give_alive
 from lowtide.engine._slot import gone
 from lowtide.engine._tree import tensors_in
@@ -91,13 +91,3 @@ def give_others(frame: Frame, places: set[int], first: int = 0) -> None:
         slot = None if ref is None else ref()
         if slot is not None and slot.value is None and slot.ref is not gone:
             give_alive(frame, slot)
-
-
-def last_wanted(slots: list[Any], wanted: int, end: int) -> int:
-    """The last place before ``end`` whose tensor autograd still holds, and is not there."""
-    for place in range(end - 1, wanted, -1):
-        ref = slots[place]
-        slot = None if ref is None else ref()
-        if slot is not None and slot.value is None:
-            return place
-    return wanted

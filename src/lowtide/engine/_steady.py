@@ -35,10 +35,10 @@ from lowtide.engine._guards._random import moved, put_random, take_cpu, take_ran
 from lowtide.engine._kept._keeping import Course, course_of, run_holding
 from lowtide.engine._learning import learn_surprises
 from lowtide.engine._observers import OBSERVERS
-from lowtide.engine._packing import Filling
+from lowtide.engine._packing import Filling, last_wanted
 from lowtide.engine._parts import Held, Made
 from lowtide.engine._replay import KeepAll, unpack_in_replay
-from lowtide.engine._short import STOPPED, give_others, last_wanted, replay_members
+from lowtide.engine._short import STOPPED, give_others, replay_members
 from lowtide.engine._thread import StopReplay, is_replaying, state
 from lowtide.engine._tree import ATOMS, is_mutable, is_ordinary
 from lowtide.engine._unpack import unpack
