@@ -159,7 +159,8 @@ class _WatchBefore:
         for index, copy in self._copies.items():
             # Another version with the same bits: this time it was written what was there, as by an iteration that has converged.
             if version_of(tensors[index]) != versions[index] or not _same_bits(copy, tensors[index]):
-                insort(self._watch.written, index)
+                if index not in self._watch.written:  # an audit inside this one may have learned it meanwhile
+                    insort(self._watch.written, index)
                 tensors[index], versions[index] = copy.requires_grad_(tensors[index].requires_grad), -1
         self._learn_attributes(call)
         self._watch.find_loose()
