@@ -179,11 +179,19 @@ class TraceIndex:
         return any(storage in taken and not self._is_viewed(storage, c, call) for c in run for storage in self.trace.calls[c].outputs)
 
     def _is_viewed(self, storage: int, call: int, until: int) -> bool:
-        """Whether a view is made of what a call returned before another one begins: the engine knows the very tensor alone."""
-        between = range(int(self.end[call]), int(self.start[until]))
-        return any(
-            storage in self.trace.ops[op].reads and storage not in self.trace.ops[op].writes and not self._makes[op] for op in between
-        )
+        """Whether a view is made of what a call returned before another one begins: the engine knows the very tensor alone.
+
+        A view that a call in between makes and does not return is nobody else's.
+        """
+        for op in range(int(self.end[call]), int(self.start[until])):
+            about = self.trace.ops[op]
+            if storage in about.reads and storage not in about.writes and not self._makes[op]:
+                around = int(self.op_call[op])
+                while around != NEVER and self.start[around] >= self.end[call] and storage in self.trace.calls[around].outputs:
+                    around = int(self.parent[around])
+                if around == NEVER or self.start[around] < self.end[call]:
+                    return True
+        return False
 
     @cached_property
     def _makes(self) -> Flags:
