@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from lowtide._fit._suspects import without
 from lowtide.errors import PlanError
-from lowtide.plan import FunctionPath, Plan, PlannedRegion, simulate, solve
+from lowtide.plan import FunctionPath, Plan, PlannedRegion, replayable_regions, simulate, solve
 from lowtide.plan._functions import with_function_calls, without_function_calls
 from lowtide.plan._index import TraceIndex
 from lowtide.records import Phase, StepTrace
@@ -129,6 +130,44 @@ def test_a_function_is_replayed_without_what_made_its_inputs() -> None:
     assert not TraceIndex(left_out).is_function.any()
     with pytest.raises(PlanError, match="cat"):
         simulate(left_out, plan)
+
+
+def test_a_run_goes_no_further_than_the_module_that_calls_its_function() -> None:
+    """What the engine has of it is let go of when that module is through."""
+    w = Writer()
+    x = w.resident(MB)
+    w.enter("m", [x])
+    w.enter("m.a", [x])
+    w.op(reads=[x])
+    made = w.new(MB)
+    w.leave([made])
+    w.op(reads=[made])
+    last = w.new(MB)
+    slots = [w.save(w.new(MB))]
+    w.function("f", 1, last)
+    w.leave([last])
+    w.enter("n", [last])
+    w.op(reads=[last])
+    slots.append(w.save(last))
+    w.leave([w.new(MB)])
+    for storage in (made, last, w.saved[slots[0]][0]):
+        w.free(storage)
+    for slot in reversed(slots):
+        w.op(phase=Phase.BACKWARD)
+        w.use(slot)
+        w.op(phase=Phase.BACKWARD)
+        w.release(slot)
+    regions = replayable_regions(w.trace())
+    assert ("m:f[0]",) in regions
+    assert ("m", "n") in regions
+    assert not any("m:f[0]" in region and "n" in region for region in regions)
+
+
+def test_a_function_of_a_region_that_fails_is_left_out_of_the_next_plan() -> None:
+    trace = meeting()
+    left = without(trace, (PlannedRegion(("m:cat[0]", "m.b")),))
+    assert not TraceIndex(left).is_function.any()
+    assert not any("m.b" in region for region in replayable_regions(left))
 
 
 def test_plans_with_functions_come_back_from_json_and_know_what_is_inside_what() -> None:
