@@ -166,7 +166,7 @@ class FunctionCall:
         function: its qualified name, ``torch.nn.functional.softmax``.
         call: index of the innermost module call around it.
         start, end: it ran the ops ``start <= i < end``.
-        outputs: storages of its results.
+        outputs: storages of its results; none where it ran no op, or recorded no gradients.
     """
 
     function: str

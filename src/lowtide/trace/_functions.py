@@ -24,7 +24,7 @@ class _Row:
 
 
 class FunctionTable(TorchFunctionMode):
-    """Calls of torch functions in modules, in forward, that ran an op, in order. Functions called inside another are part of that one.
+    """Calls of torch functions in modules, in forward, that run ops, in order. Functions called inside another are part of that one.
 
     Args:
         storages: the table of storages.
@@ -43,7 +43,7 @@ class FunctionTable(TorchFunctionMode):
         self.running_since: int | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function, and note it if it ran an op."""
+        """Run a function, and note it."""
         start, around = self._clock(), self.running_since
         self.running_since = start
         try:
@@ -51,11 +51,10 @@ class FunctionTable(TorchFunctionMode):
         finally:
             self.running_since = around
         end = self._clock()
-        if end == start:
-            return result
         call = self._current_call()
-        if call is not None and not in_backward() and torch.is_grad_enabled():
-            self._rows.append(_Row(func, call, start, end, self._storages_of(result)))
+        if call is not None and not in_backward():
+            own = end > start and torch.is_grad_enabled()
+            self._rows.append(_Row(func, call, start, end, self._storages_of(result) if own else ()))
         return result
 
     def _storages_of(self, result: Any) -> tuple[int, ...]:
@@ -63,6 +62,7 @@ class FunctionTable(TorchFunctionMode):
         return self._storages.rows_of([part for part in parts if isinstance(part, torch.Tensor)], Category.ACTIVATION)
 
     def records(self) -> tuple[FunctionCall, ...]:
-        """The rows as records."""
+        """The rows as records. Of functions that sometimes run an op all calls are, for they are counted to tell them apart."""
         names = {function: CallSite(function, "function").function_name for function in {row.function for row in self._rows}}
-        return tuple([FunctionCall(names[r.function], r.call, r.start, r.end, r.outputs) for r in self._rows])
+        ran = {names[row.function] for row in self._rows if row.end > row.start}
+        return tuple([FunctionCall(names[r.function], r.call, r.start, r.end, r.outputs) for r in self._rows if names[r.function] in ran])
