@@ -50,9 +50,9 @@ class FunctionPath:
         return FunctionPath(caller, function, int(number))
 
 
-def with_function_calls(trace: StepTrace) -> StepTrace:
-    """The same step with calls of functions between modules among its calls."""
-    found = [(path, trace.functions[i]) for i, path in _between_modules(trace)]
+def with_function_calls(trace: StepTrace, paths: Collection[str] | None = None) -> StepTrace:
+    """The same step with calls of functions between modules among its calls: all, or those of some paths."""
+    found = [(path, trace.functions[i]) for i, path in _between_modules(trace) if paths is None or str(path) in paths]
     return _Inserted(trace, found).trace() if found else trace
 
 

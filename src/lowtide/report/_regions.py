@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lowtide.plan.reading import with_function_calls
 from lowtide.records import Call, Decision, SavedTensor, StepTrace
 from lowtide.report._timeline import region_name
 
@@ -60,6 +61,7 @@ def decided(trace: StepTrace, plan: Plan, simulation: Simulation) -> tuple[Regio
         simulation: the step as predicted with the plan, for replay times.
     """
     planned = {region.paths: region.decision for region in plan.regions}
+    trace = with_function_calls(trace, {path for paths in planned for path in paths})
     owners = _owners(trace.calls, {path: paths for paths in planned for path in paths})
     saved, freed = _bytes(trace, owners, {paths for paths, decision in planned.items() if decision is not Decision.KEEP})
     replay_s = _replay_seconds(simulation)
