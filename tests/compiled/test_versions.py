@@ -8,10 +8,12 @@ from torch import nn
 
 import lowtide
 from lowtide import _torch_compiler as torch_compiler
-from lowtide.compiled import _fit
+from lowtide.compiled import _fit, _versions
 from lowtide.compiled._candidates import Candidates
 from lowtide.compiled._partitioner import _by_torch
 from lowtide.compiled._timeline import Timelines
+from lowtide.compiled._versions import Versions
+from lowtide.measure import Times
 
 from .test_candidates import LADDER, PLAIN
 
@@ -108,3 +110,18 @@ def test_what_pytorch_makes_of_a_graph_at_the_end_of_its_knob_never_draws_random
     random = {i for i, node in enumerate(joint.nodes) if not joint.replayable[i] and node.op == "call_function" and joint.is_forward[i]}
     assert random
     assert {joint.by_name[name] for name in way.saved} & random
+
+
+@pytest.mark.parametrize(("step_s", "rounds"), [(0.001, [3, 9]), (1.0, [3, 7]), (60.0, [3, 3])])
+def test_what_is_close_is_timed_again_for_as_many_rounds_as_there_is_time(monkeypatch, step_s, rounds):
+    asked: list[int] = []
+    slower = [1.0, 1.0, 1.01, 1.2]
+
+    def in_turns(steps, count, device, clock):
+        asked.append(count)
+        return [Times((step_s * factor,) * count) for factor in slower[: len(steps)]]
+
+    monkeypatch.setattr(_versions, "time_in_turns", in_turns)
+    versions = Versions(lambda: None, lowtide.compile_options("1GiB"), (), torch.device("cpu"), PLAIN)
+    assert list(versions.times(LADDER[:3])) == [0, 1]
+    assert asked == rounds

@@ -25,6 +25,8 @@ from lowtide.measure import ratio, time_in_turns
 
 _FIRST_ROUNDS = 3
 _ROUNDS = 9
+_TIMING_S = 30.0
+"""What the last rounds may take, as long as they are no fewer than the first."""
 _CLOSE = 1.04
 """What takes longer than the fastest by more than this in the first rounds is out."""
 
@@ -99,13 +101,16 @@ class Versions:
 
         All take turns, for machines are shared and drift; each is compared with the plain one in its own round.
         """
-        rough = self._ratios(rungs, _FIRST_ROUNDS)
+        rough, round_s = self._ratios(rungs, _FIRST_ROUNDS)
         left = [k for k, found in enumerate(rough) if found <= _CLOSE * min(rough)]
         if len(left) == 1:
             return {left[0]: rough[left[0]]}
-        return dict(zip(left, self._ratios([rungs[k] for k in left], _ROUNDS), strict=True))
+        rounds = min(max(int(_TIMING_S / round_s), _FIRST_ROUNDS), _ROUNDS)
+        return dict(zip(left, self._ratios([rungs[k] for k in left], rounds)[0], strict=True))
 
-    def _ratios(self, rungs: Sequence[Rung], rounds: int) -> list[float]:
+    def _ratios(self, rungs: Sequence[Rung], rounds: int) -> tuple[list[float], float]:
+        """Each over the plain one, and the seconds that a round takes."""
+
         def run(rung: Rung) -> Callable[[], None]:
             def once() -> None:
                 with self.using(rung):
@@ -117,7 +122,7 @@ class Versions:
         clock = time.process_time if on_one_core else time.perf_counter
         assert self.plain is not None
         plain, *times = time_in_turns([run(rung) for rung in (self.plain, *rungs)], rounds, self.device, clock=clock)
-        return [ratio(each, plain) for each in times]
+        return [ratio(each, plain) for each in times], sum(each.median_s for each in (plain, *times))
 
     def _ways(self, rung: Rung) -> list[tuple[Partitioner, tuple[tuple[str, tuple[str, ...]], ...]]]:
         """What each partitioner is to do."""
