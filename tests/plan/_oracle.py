@@ -168,7 +168,8 @@ def added_s(trace: StepTrace, regions: list[PlannedRegion]) -> float:
             found = occurrence(trace, group, region.kept)
             functions = sum(inside(trace, f.call, set(group)) for f in trace.functions) if region.kept else 0
             total += sum(trace.ops[r].seconds for r in found["ops"])
-            total += ENGINE.region_s + ENGINE.member_s * (len(group) - 1) + ENGINE.slot_s * len(found["dropped"])
+            member_s = ENGINE.long_member_s if any(trace.calls[c].type == TYPE for c in group) else ENGINE.member_s
+            total += ENGINE.region_s + member_s * (len(group) - 1) + ENGINE.slot_s * len(found["dropped"])
             total += ENGINE.op_s * len(found["ops"])
             total += ENGINE.function_s * functions + ENGINE.kept_s * len(region.kept)
     return total
