@@ -309,6 +309,7 @@ def test_calls_from_c_and_of_derived_classes(fn, kept):
     RAN[0] = 0
     assert_same(steps(run), steps(fn))
     assert RAN[0] == 2 * 4 * len(kept)
+    assert isinstance(Classic.__dict__["forward"], staticmethod)
 
 
 def test_a_forward_that_is_called_as_a_function_is_one():
@@ -322,6 +323,7 @@ def test_a_forward_that_is_called_as_a_function_is_one():
     run = checkpoint(fn, policy=Choose(applied()))
     assert_same(steps(run), steps(fn))
     assert [site.index for site in kept_sites(run)] == [0]
+    assert isinstance(Classic.__dict__["forward"], staticmethod)
 
 
 def test_no_class_is_held_or_changed_by_being_looked_at():

@@ -128,7 +128,7 @@ def test_two_steps_are_measured_in_turns(monkeypatch) -> None:
         step()
 
     spans = iter([3.0, 2.0] * 4)
-    monkeypatch.setattr(_timing, "_time_once", lambda run, _: (run(), next(spans))[1])
+    monkeypatch.setattr(_timing, "_time_once", lambda run, *_: (run(), next(spans))[1])
     found = lowtide.measure(model, slow, against=plain, steps=3)
     assert isinstance(found, lowtide.Comparison)
     assert order[2:10] == ["slow", "plain"] * 4  # after a first run of each: a round to warm up, and three

@@ -28,6 +28,9 @@ from lowtide.engine._tree import is_ordinary, load, store
 _LARGEST_CONTAINER = 64
 CONTAINERS = frozenset({list, dict, set, deque})
 _CALLABLE = frozenset({types.FunctionType, types.MethodType, functools.partial})
+_METHODS = frozenset({staticmethod, classmethod})
+STAND_INS: set[type] = set()
+"""Of what the engine itself puts in the place of a function for a while: what is read there is the function."""
 DEFAULTS = ("__defaults__", "__kwdefaults__")
 # the place, the value, and its parts where it is a container
 Read = tuple["Place", Any, Any]
@@ -76,7 +79,15 @@ class Place:
             return _content(owner)
         if type(owner) is ContextVar:
             return owner.get(ABSENT)
-        return getattr(owner, self.name, ABSENT)
+        value: Any = getattr(owner, self.name, ABSENT)
+        return value.__wrapped__ if type(value) in STAND_INS else value
+
+    def stored(self) -> Any:
+        """What ``write`` has to be given for all to be as it is now: of a static method, that is not the function that is read."""
+        owner = self.owner()
+        if owner is None or type(owner) in (dict, types.CellType, ContextVar):
+            return self.read()
+        return getattr(_holder(owner, self.name), "__dict__", {}).get(self.name, self.read())
 
     def write(self, value: Any) -> None:
         """Put a value there; ``ABSENT`` leaves what is there, and a replay runs in the context of its forward anyway."""
@@ -88,7 +99,9 @@ class Place:
         elif type(owner) is types.CellType:
             owner.cell_contents = value
         elif owner is not None:
-            setattr(_holder(owner, self.name), self.name, value)
+            holder = _holder(owner, self.name)
+            there = vars(holder).get(self.name) if isinstance(holder, type) else None
+            setattr(holder, self.name, _as_method(value, there))
 
 
 def _content(cell: types.CellType) -> Any:
@@ -96,6 +109,13 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return ABSENT
+
+
+def _as_method(value: Any, there: Any) -> Any:
+    """What to put in a class for ``value`` to be read from it, where a static or class method is."""
+    if type(value) in _METHODS or type(there) not in _METHODS:
+        return value
+    return type(there)(getattr(value, "__func__", value))
 
 
 def _holder(owner: Any, name: str) -> Any:
@@ -175,7 +195,7 @@ def _same_parts(one: Any, other: Any) -> bool:
 def put_outside(taken: list[Read]) -> list[tuple[Place, Any]]:
     """Have the values that were taken where others are by now; returns what is there, for ``put_back_outside``."""
     moved = changed(taken)
-    undo = [(place, place.read()) for place, _, _ in moved]  # all before any is written: two may be one, reached in two ways
+    undo = [(place, place.stored()) for place, _, _ in moved]  # all before any is written: two may be one, reached in two ways
     memo: dict[int, Any] = {}
     for place, value, parts in moved:
         place.write(value if parts is None or type(parts) is Version else load(parts, fetch_direct, memo))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import Function
 
+from lowtide.engine._guards._outside import STAND_INS
 from lowtide.engine._kept._kept import Holder, Kept
 from lowtide.engine._kept._origins import INSIDE, Origin, View, Whole, origin_of, tensors_of
 from lowtide.engine._thread import state
@@ -87,6 +88,7 @@ class AppliedStandIn:
         return finder.applied(self._function, self.__wrapped__, args, self.takes_context)
 
 
+STAND_INS.add(AppliedStandIn)
 _stand_ins: dict[type[Function], AppliedStandIn] = {}
 """Those in use. Classes of Functions are made and forgotten, by compilers and function transforms above all: none is held for longer."""
 
