@@ -74,6 +74,11 @@ def dual_level() -> int:
     return forward_ad._current_level
 
 
+def bytes_of(tensor: torch.Tensor) -> int:
+    """How many bytes the elements of a tensor take; of a sparse one, those that it has and where they are."""
+    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else tensor.nbytes
+
+
 tracing_jit: Callable[[], Any] = torch._C._get_tracing_state
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 # What the engine itself looks at is no business of the user's modes.
@@ -102,10 +107,7 @@ attention_flags: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] =
 attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
 set_attention_order: Callable[[list[int]], None] = torch._C._set_sdp_priority_order
 
-
 ComputedWeights = tuple[int, dict[tuple[int, str], torch.Tensor | None]]
-
-
 _NO_WEIGHTS: ComputedWeights = (0, {})
 
 
@@ -282,7 +284,6 @@ CachingMode: Any = torch.utils.checkpoint._CachingTorchDispatchMode
 CachedMode: Any = torch.utils.checkpoint._CachedTorchDispatchMode
 
 MODES_RESPECT_HOOKS = hasattr(torch.utils.checkpoint, "_current_user_saved_tensors_hooks")  # from 2.14 on
-
 
 _GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
 CHECKPOINT_GENERATOR = next(name for name in _GENERATORS if hasattr(torch.utils.checkpoint, name))

@@ -301,6 +301,42 @@ def test_nothing_is_alive_after_backward_that_was_not_before(pair, live_tensors)
     assert live_tensors() <= before
 
 
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x)
+        if self.fails:
+            raise KeyError("batch")
+        return y
+
+
+@pytest.mark.parametrize("goes_back", [True, False])
+def test_nothing_is_alive_after_a_member_that_raised(live_tensors, goes_back):
+    """Before and after the members have come to go the short way; what the one before made can still be gone back through."""
+    blocks = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.GELU()), Failing())
+    install([(str(i), blocks[i]) for i in (1, 2)])
+    made: list[torch.Tensor] = []
+    blocks[1].register_forward_hook(lambda module, args, out: made.append(out))
+    expected = torch.autograd.grad(nn.functional.gelu(blocks[1][0](blocks[0](torch.ones(3, 4)))).sum(), blocks[0].weight)
+    made.clear()
+    before = 0
+    for step in range(8):
+        blocks[2].fails = step % 2 == 1
+        if blocks[2].fails:
+            with pytest.raises(KeyError):
+                blocks(torch.ones(3, 4))
+            if goes_back:
+                assert torch.equal(torch.autograd.grad(made[-1].sum(), blocks[0].weight)[0], expected[0])
+        else:
+            blocks(torch.ones(3, 4)).sum().backward()
+        made.clear()
+        before = live_tensors() if step == 1 else before
+    assert live_tensors() <= before
+
+
 @pytest.fixture
 def live_tensors():
     import gc

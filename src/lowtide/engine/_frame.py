@@ -118,11 +118,12 @@ class Frame:
     def _pack_around(self, tensor: torch.Tensor) -> Any:
         """Give an input to the hooks around the region: an outer region drops it, an offloading hook moves it."""
         assert self._around is not None
-        private.set_grad_enabled(False)  # regions run only where it is enabled
+        grad = torch.is_grad_enabled()  # it is where regions begin, but need not be where a result is kept
+        private.set_grad_enabled(False)
         try:
             return self._around[0](tensor)
         finally:
-            private.set_grad_enabled(True)
+            private.set_grad_enabled(grad)
 
     def hold(self, tensor: torch.Tensor, *, copied: bool = False) -> int:
         """Hold a result of a kept call; returns its place in ``held``."""
@@ -323,6 +324,11 @@ class Frame:
             "later calls are given a copy to replay from"
         )
         self.held[held.index] = None
+
+    def give_up(self) -> None:
+        """A member raised. What it was given may be what an earlier one made, and lead through autograd's nodes back here."""
+        self.inputs = {}
+        self.close()
 
     def close(self) -> None:
         """No member will join any more."""

@@ -140,7 +140,7 @@ class _WatchBefore:
         self._copies = {
             index: t.detach().clone()
             for index, t in enumerate(taken[0])
-            if t is not None and not t.requires_grad and t.nbytes <= _LARGEST_COPY_BYTES and index not in watch.written
+            if t is not None and not t.requires_grad and private.bytes_of(t) <= _LARGEST_COPY_BYTES and index not in watch.written
         }
         self._python_state = python_state
         self.is_news = False

@@ -152,6 +152,10 @@ class Region:
         state.since = enter_at(frame) if clock.now else 0
         try:
             result = self._run_member(frame, call, target, args, kwargs)
+        except BaseException:
+            call.met.clear()
+            frame.give_up()
+            raise
         finally:
             state.since = around
         if profile.torch_random and (crowded or threading.active_count() > 1):
@@ -262,12 +266,13 @@ def _run_forgetting(target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """What ``run_in_replay`` comes to for a module that is given nothing but tensors: the hooks around are handed each of them once."""
     around = private.top_hooks()
     if around is not None:
+        grad = torch.is_grad_enabled()
         private.set_grad_enabled(False)
         try:
             for tensor in {id(arg): arg for arg in args if type(arg) is torch.Tensor}.values():
                 around[0](tensor)
         finally:
-            private.set_grad_enabled(True)
+            private.set_grad_enabled(grad)
     private.push_hooks(_forget, unpack_in_replay)
     try:
         return target(*args)

@@ -269,6 +269,9 @@ class Steady:
         private.push_hooks(frame.mark(pack if holding is None else holding.pack), unpack)
         try:
             result = target(*args) if holding is None else run_holding(holding, target, args, {})
+        except BaseException:
+            frame.give_up()
+            raise
         finally:
             private.pop_hooks()
             if clock.now:

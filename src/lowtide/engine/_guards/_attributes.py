@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide import _torch_private as private
 from lowtide.engine._parts import Place
 from lowtide.engine._tree import load, places_in, slot_names, store, store_object
 
@@ -105,7 +106,7 @@ class AttributeKeeper:
     def tensor(self, tensor: torch.Tensor) -> Place:
         """Note a tensor."""
         place = Direct(tensor)
-        if self.copied_below and tensor.nbytes < self.copied_below:
+        if self.copied_below and private.bytes_of(tensor) < self.copied_below:
             place.copy()
         self.places.append(place)
         return place

@@ -223,7 +223,7 @@ class Sites(Between):
             row.own = False
             return
         row.to_host = row.from_device and bool(tensors) and not any(map(_on_device, tensors))
-        row.results = [(tuple(tensor.shape), tensor.dtype, tensor.nbytes) for tensor in tensors]
+        row.results = [(tuple(tensor.shape), tensor.dtype, private.bytes_of(tensor)) for tensor in tensors]
         for key in map(private.storage_key, tensors):
             row.own = row.own and key not in row.given
             self._makers.setdefault(key, []).append(row)
