@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -221,6 +223,74 @@ def test_a_run_across_regions_that_are_apart_joins_nothing():
 def test_modules_whose_regions_are_apart_are_no_run(chain, late):
     # Each of those around is replayed alone: inside it, its module joins nothing, and is handed what it was handed in forward.
     check(chain, [ALL, [1], [2], [3]], lambda: gradients(chain, LATE[late]))
+
+
+class Double(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+SAVING_NOTHING: dict[str, Callable[[], nn.Module]] = {
+    "identity": nn.Identity,
+    "times two": Double,
+    "flatten": nn.Flatten,
+    "dropout that is off in some steps": nn.Dropout,
+}
+NESTS_AT_THE_SECOND: dict[str, list[Sequence[int]]] = {
+    "two deep": [range(1, 3)],
+    "two deep, all": [range(1, 5)],
+    "three deep": [range(1, 3), range(1, 5)],
+    "three deep, the same ones": [range(1, 5), range(1, 5)],
+    "three deep, one before": [range(1, 3), range(4)],
+}
+"""Members of each region inside that around all of them, innermost first."""
+
+
+@pytest.mark.parametrize("nest", NESTS_AT_THE_SECOND.values(), ids=list(NESTS_AT_THE_SECOND))
+@pytest.mark.parametrize("kind", SAVING_NOTHING.values(), ids=list(SAVING_NOTHING))
+def test_a_first_module_that_saves_nothing_is_joined_as_in_the_replay_around(kind, nest):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Sequential(nn.Tanh(), kind(), nn.Sigmoid(), kind(), nn.Tanh()), nn.Linear(SIZE, SIZE))
+    model = copy.deepcopy(plain)
+    for members in nest:
+        install([(f"1.{i}", model[1][i]) for i in members], around=True)
+    install([("1", model[1])], around=True)
+
+    def step(module: nn.Module, seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        module.train(seed not in (2, 3, 6))
+        module.zero_grad()
+        x = torch.randn(3, SIZE, requires_grad=True)
+        module(x).square().sum().backward()
+        return [t for t in (x.grad, *(p.grad for p in module.parameters())) if t is not None]
+
+    for seed in range(8):
+        seen, wanted = step(model, seed), step(plain, seed)
+        assert len(seen) == len(wanted) == 5
+        assert all(map(torch.equal, seen, wanted))
+
+
+def test_what_saves_nothing_is_held_no_longer_than_its_result():
+    class Packed:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor = tensor
+
+    packed: list[weakref.ref[Packed]] = []
+
+    def pack(tensor: torch.Tensor) -> Packed:
+        result = Packed(tensor)
+        packed.append(weakref.ref(result))
+        return result
+
+    first, second = Double(), nn.Tanh()
+    install([("first", first), ("second", second)])
+    for _ in range(3):
+        packed.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda p: p.tensor):
+            result = first(torch.randn(3, SIZE, requires_grad=True))
+        assert [ref() is not None for ref in packed] == [True]
+        del result  # the second module is not called
+        assert [ref() is not None for ref in packed] == [False]
 
 
 @pytest.mark.parametrize("nest", [NESTS["three deep"], NESTS["halves of halves"]], ids=["three deep", "halves of halves"])

@@ -36,11 +36,13 @@ class _Open(threading.local):
     """The frame that the next member may join, and which member that is. Weakly: without slots there is nothing to join.
 
     A function that saves nothing (a concatenation) has no slots, and is joined all the same: its frame is held until the module that
-    calls it is through.
+    calls it is through. Inside another region, whose replay asks for no slots here, a frame without any is joined in the forward too, or
+    the hooks around would be handed one input more there: it is held by what the member returned, without which nobody joins.
     """
 
     frame: weakref.ref[Frame] | None = None
     held: Frame | None = None
+    by_results: Sequence[weakref.ref[torch.Tensor]] = ()
     member = 0
 
 
@@ -106,6 +108,7 @@ class Segment:
             frame.remember_results(result)
             self._open.frame, self._open.member = weakref.ref(frame), member + 1
             self._open.held = frame if self.calls_functions else None
+            self._open.by_results = _held_by(result, frame) if frame.nested and not state.depth else ()
             if state.depth:
                 state.joined[id(self)] = frame
         else:
@@ -119,6 +122,7 @@ class Segment:
         waiting = self._open
         frame = waiting.frame() if waiting.frame is not None else None
         waiting.frame = waiting.held = None
+        waiting.by_results = ()
         if frame is None or waiting.member != member:
             return None
         return frame if (frame.joins(args) or frame.joins(tensors_in((args, kwargs)))) and frame.follow() else None
@@ -126,6 +130,15 @@ class Segment:
     def stop_waiting(self) -> None:
         """A module that calls members is through: without slots there is nothing to join any more."""
         self._open.held = None
+
+
+def _held_by(result: Any, frame: Frame) -> list[weakref.ref[torch.Tensor]]:
+    """References that hold a frame as long as one of these tensors lives: Python lets go of what is called once the tensor is gone."""
+    return [weakref.ref(tensor, functools.partial(_is_gone, frame)) for tensor in tensors_in(result)]
+
+
+def _is_gone(_: Frame, __: weakref.ref[torch.Tensor]) -> None:
+    """A result is gone: nothing is to be done, see ``_held_by``."""
 
 
 def _make_segment(name: str, options: Options, length: int, calls_functions: bool) -> Segment:
