@@ -79,6 +79,7 @@ def bytes_of(tensor: torch.Tensor) -> int:
     return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else tensor.nbytes
 
 
+MODULE_CALL: CodeType = torch.nn.Module._call_impl.__code__  # runs a forward with its hooks: what is called from there is in that module
 tracing_jit: Callable[[], Any] = torch._C._get_tracing_state
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 # What the engine itself looks at is no business of the user's modes.

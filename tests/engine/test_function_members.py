@@ -7,17 +7,20 @@ import gc
 import pickle
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lowtide.engine import FunctionMember, RegionHandle, install
 from lowtide.errors import AlreadyAppliedError
 from lowtide.measure import peak_bytes
 
-CAT, SILU, RELU, DROP = "torch._VariableFunctionsClass.cat", *(f"torch.nn.functional.{name}" for name in ("silu", "relu", "dropout"))
+CAT = "torch._VariableFunctionsClass.cat"
+SILU, RELU, DROP, SOFTMAX = (f"torch.nn.functional.{name}" for name in ("silu", "relu", "dropout", "softmax"))
 
 
 class Stage(nn.Module):
@@ -191,6 +194,93 @@ def test_a_call_that_another_one_has_become_is_replayed_in_its_stead() -> None:
         assert all(map(torch.equal, found, subject.step()))
     finally:
         del subject.model.second.__dict__["forward"]
+
+
+class Loop(nn.Module):
+    """Calls a function as often as it is told."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.times, self.way = 1, way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            x = checkpoint(_gate, x, use_reentrant=False) if self.way == "checkpoint" else _gate(x)
+        return x
+
+
+class Looping(nn.Module):
+    """A function is called in a block, as often as the step wants it, and after it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.first, self.block, self.head = way, nn.GELU(), Loop(way), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        block = Loop.forward.__get__(self.block) if self.way == "checkpoint" else self.block.forward if self.way == "direct" else self.block
+        return self.head(F.softmax(block(hidden), -1))
+
+
+def _gate(x: torch.Tensor) -> torch.Tensor:
+    return F.softmax(x.sin(), -1) * x
+
+
+def _gradients(model: nn.Module, around: Callable[[], AbstractContextManager[object]] = nullcontext) -> list[torch.Tensor]:
+    torch.manual_seed(2)
+    x = torch.randn(4, 8, requires_grad=True)
+    with around():
+        loss = model(x).square().sum()
+    return list(torch.autograd.grad(loss, [x, *model.parameters()]))
+
+
+@pytest.mark.parametrize(
+    ("way", "regions"),
+    [
+        ("module", [("first", "block", ":softmax")]),
+        ("module", [("first", "block"), (":softmax",)]),
+        ("module", [("block", ":softmax")]),
+        ("module", [("block", ":softmax", "head")]),
+        ("direct", [("block",), (":softmax", "head")]),
+        ("checkpoint", [(":softmax", "head")]),
+    ],
+)
+def test_a_count_that_leads_into_a_module_or_checkpoint_makes_no_member(way: str, regions: list[tuple[str, ...]]) -> None:
+    """What runs the inside again does not count: a region that forward made there would be none in the replay."""
+    planned, plain = Looping(way), Looping(way)
+    plain.load_state_dict(planned.state_dict())
+    modules = dict(planned.named_modules())
+    for paths in regions:
+        members = [(path, FunctionMember(planned, SOFTMAX, 1) if path == ":softmax" else modules[path]) for path in paths]
+        install(members, around=True)
+    for times in (1, 1, 2, 2, 1, 3, 3, 0, 2, 1):
+        planned.block.times = plain.block.times = times
+        assert all(map(torch.equal, _gradients(planned), _gradients(plain))), times
+
+
+class Frozen(nn.Module):
+    """Some steps record no gradients of a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.linear, self.last = False, nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.linear(x)
+        with torch.no_grad() if self.frozen else nullcontext():
+            gate = F.silu(hidden) @ self.last.weight
+        return self.last(hidden * gate)
+
+
+@pytest.mark.parametrize("paths", [(":silu",), (":silu", "last")], ids=["alone", "with the next"])
+def test_a_function_that_a_step_calls_without_gradients_is_called_as_it_is(paths: tuple[str, ...]) -> None:
+    planned, plain = Frozen(), Frozen()
+    plain.load_state_dict(planned.state_dict())
+    install([(path, _member(dict(planned.named_modules()), path)) for path in paths])
+    for frozen in (False, False, True, True, False, True):
+        planned.frozen = plain.frozen = frozen
+        found, wanted = (_gradients(model, torch.autograd.graph.save_on_cpu) for model in (planned, plain))
+        assert all(map(torch.equal, found, wanted)), frozen
 
 
 def test_a_second_region_is_refused_on_a_module_whose_calls_are_members() -> None:

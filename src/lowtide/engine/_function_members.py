@@ -4,12 +4,17 @@ They are found by counting: a function mode is in force while the module's own f
 Inside the call the mode is not in force, so that functions that it calls are part of it. Should the count ever lead to another call, that
 one is replayed: memory would be saved elsewhere, gradients are the same.
 
+A call that the count finds is a member only where the module's own forward makes it: not in a module inside, nor in what is run under
+saved-tensor hooks of its own (a region, ``torch.utils.checkpoint``, offloading). Those may be run again by themselves, where nobody counts:
+what was a region inside in forward would not be one then.
+
 The mode is put in force and taken out around the forward of the module, so that nothing is left of it whichever way that ends. What was
 called by then of a region waits there for the next member.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +44,8 @@ class FunctionMember:
     Attributes:
         caller: the module.
         function: qualified name, ``torch.nn.functional.relu``.
-        index: calls of the same function before it in the call of the module, those in modules inside included.
+        index: calls of the same function before it in the call of the module, those in modules inside included. Where that many lead into
+            a module inside, there is no member.
     """
 
     caller: nn.Module
@@ -61,7 +67,7 @@ class MemberCall:
         self._profile = Profile()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._segment.enabled:
+        if not torch.is_grad_enabled() or not self._segment.enabled or switch.off:
             return self._target(*args, **kwargs)
         return self._segment.run(self._member, self._target, None, args, kwargs, self._profile)
 
@@ -152,6 +158,7 @@ class _Counting(Between):
 
     def __init__(self, forward: ListeningForward) -> None:
         super().__init__()
+        self._forward, self._hooks = forward, private.top_hooks()
         self._members_of, self._counts = forward.members_of, {}  # type: Callable[[Any], Any], dict[str, int]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -162,7 +169,27 @@ class _Counting(Between):
         name, members = known
         index = self._counts.get(name, 0)
         self._counts[name] = index + 1
-        return members.get(index, func)(*args, **kwargs)
+        member = members.get(index)
+        return func(*args, **kwargs) if member is None or not self._is_own_call() else member(*args, **kwargs)
+
+    def _is_own_call(self) -> bool:
+        """Whether the forward makes the call that is under way itself, so that whatever runs that again counts again."""
+        if torch.compiler.is_compiling() or not _same_hooks(private.top_hooks(), self._hooks):
+            return False
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code is not private.MODULE_CALL:
+            if frame.f_code is _RUN:
+                return frame.f_locals["self"] is self._forward
+            frame = frame.f_back  # type: ignore[assignment]
+        return False
+
+
+_RUN = ListeningForward._run.__code__
+
+
+def _same_hooks(one: tuple[Any, Any] | None, other: tuple[Any, Any] | None) -> bool:
+    """Whether what autograd saves goes through the same hooks."""
+    return one is other if one is None or other is None else one[0] is other[0] and one[1] is other[1]
 
 
 def _nested(around: list[tuple[Segment, int]], function: Any) -> MemberCall:
