@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 import weakref
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from lowtide.engine import _acceleration, _frame, _packing, _slot, _unpack, checkpoint
 from lowtide.engine._guards import _reading
 from lowtide.engine._thread import StopReplay
+from lowtide.errors import InputChangedError
 
 native = _acceleration.native
 needs_native = pytest.mark.skipif(native is None, reason="the engine was not compiled here, or LOWTIDE_NATIVE=0 says so")
@@ -200,6 +202,11 @@ def test_what_was_packed_is_unpacked_or_left_to_python() -> None:
     slot.value, slot.version = tensor, 0
     assert native.unpack(slot) is tensor
     assert slot.given
+    slot.version, slot.frame = 1, _Frame()
+    slot.frame.region = types.SimpleNamespace(name="named")
+    for packed in (slot, (tensor, 1, slot.frame.region)):
+        with pytest.raises(InputChangedError, match=r"'named' had version 1, now it has version 0"):
+            native.unpack(packed)
     other = _slot.Slot()
     other.value, other.ref, other.version = None, lambda: tensor, 0
     assert native.unpack(other) is tensor
@@ -222,6 +229,7 @@ def test_nothing_is_left_behind() -> None:
         with pytest.raises(StopReplay):
             fill(tensor)
         assert _packing.last_wanted(slots, 0, 4) == 0
+        assert all(sys.getrefcount(ref) <= 3 for ref in slots if ref is not None)  # of the list, the loop and the argument
         assert [native.unpack(slot) for slot in held] == [tensor] * 4  # type: ignore[union-attr]
         _packing.drop_values(slots, False)
         assert _packing.last_wanted(slots, 0, 4) == 3
