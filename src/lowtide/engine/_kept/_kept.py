@@ -44,12 +44,14 @@ class Result(Place):
         requires_grad: of the result.
         version: of the result when it was returned; ``None`` where what is held is out of reach of those who write to it.
         copied: the replay may write to it.
+        counter: counts writes to the result where the hooks around the region hold it: a replay of the region around may make it anew, and
+            end before it is written to.
     """
 
-    __slots__ = ("copied", "index", "requires_grad", "version")
+    __slots__ = ("copied", "counter", "index", "requires_grad", "version")
 
-    def __init__(self, index: int, requires_grad: bool, version: int | None, copied: bool) -> None:
-        self.index, self.requires_grad, self.version, self.copied = index, requires_grad, version, copied
+    def __init__(self, index: int, requires_grad: bool, version: int | None, copied: bool, counter: torch.Tensor | None = None) -> None:
+        self.index, self.requires_grad, self.version, self.copied, self.counter = index, requires_grad, version, copied, counter
 
 
 class After:
@@ -127,6 +129,8 @@ class Kept:
         indices = [*(result.index for result in self.results), *(origin for origin in self.origins if type(origin) is Around)]
         if any(frame.held[index] is None for index in indices):
             return None
+        if any(result.counter is not None and result.counter._version != result.version for result in self.results):
+            return None
         try:
             return {index: frame.unpack_held(frame.held[index]) for index in indices}
         except InputChangedError:  # written to in the replay of the region around, as it was in the forward
@@ -199,10 +203,11 @@ class Holder:
         known = self.results.get(id(tensor))
         if known is not None:
             return known
-        versioned = self._settled and not (self._copied or self._frame.packs_kept or tensor.is_inference())
+        versioned = self._settled and not (self._copied or tensor.is_inference())
         version = tensor._version if versioned else None
+        counter = counter_of(tensor) if versioned and self._frame.packs_kept else None
         index = self._frame.hold(tensor, copied=self._copied)
-        result = self.results[id(tensor)] = Result(index, tensor.requires_grad, version, self._copied)
+        result = self.results[id(tensor)] = Result(index, tensor.requires_grad, version, self._copied, counter)
         return result
 
     def module(self, module: nn.Module) -> None:
@@ -217,6 +222,15 @@ class Holder:
 
     def state(self, value: object) -> None:
         """Passed on as it is."""
+
+
+def counter_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What has the version of a tensor, now and later, and none of its memory; ``None`` for a tensor of which that cannot be made."""
+    if type(tensor) is not torch.Tensor:
+        return None
+    counter = tensor.detach()
+    counter.data = _NOTHING
+    return counter
 
 
 def is_own(result: torch.Tensor, given: list[torch.Tensor]) -> bool:
