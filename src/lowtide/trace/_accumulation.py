@@ -29,9 +29,9 @@ class Accumulation:
             torch.autograd.grad(y, x)
         self._counts = probe.counts
 
-    def is_in_place(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether the op about to run is an accumulation that would write into its first argument were nobody watching."""
-        if func is not _ADD or not in_backward() or torch.is_grad_enabled() or len(args) != 2:
+    def is_in_place(self, args: tuple[Any, ...]) -> bool:
+        """Whether the addition about to run is an accumulation that would write into its first argument were nobody watching."""
+        if not in_backward() or torch.is_grad_enabled() or len(args) != 2:
             return False
         into, other = args
         strided = all(isinstance(t, torch.Tensor) and t.layout == torch.strided for t in args)

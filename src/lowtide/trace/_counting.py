@@ -26,12 +26,12 @@ class Counting:
         """Count what lives on this device."""
         return Counting(device, device)
 
-    def size(self, tensor: torch.Tensor) -> int:
-        """Bytes of the tensor's storage, rounded up to what the allocator hands out; 0 for one that lives elsewhere."""
+    def size(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
+        """Bytes of a tensor's storage, rounded up to what the allocator hands out; 0 for one that lives elsewhere."""
         if tensor.device != self.lives_on:
             return 0
         # Where one device stands in for two, a fake tensor with a known value is a scalar that the step keeps on the host.
         if self.device is not self.lives_on and getattr(tensor, "constant", None) is not None:
             return 0
-        exact = tensor.untyped_storage().nbytes()
+        exact = storage.nbytes()
         return exact if self.device.type != "cuda" else -(-exact // _CUDA_BLOCK_BYTES) * _CUDA_BLOCK_BYTES

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from lowtide._torch_private import in_backward
+from lowtide._torch_private import graph_task_id
 from lowtide.records import CallSite, Category, FunctionCall
 from lowtide.trace._storages import StorageTable
 
-
-@dataclass(slots=True)
-class _Row:
-    function: Any
-    call: int
-    start: int
-    end: int
-    outputs: tuple[int, ...]
+_ACTIVATION = Category.ACTIVATION
 
 
 class FunctionTable(TorchFunctionMode):
@@ -39,7 +31,8 @@ class FunctionTable(TorchFunctionMode):
         """Start an empty table."""
         super().__init__()
         self._storages, self._clock, self._current_call = storages, clock, current_call
-        self._rows: list[_Row] = []
+        # Function, call, start, end and outputs of each.
+        self._rows: list[tuple[Any, int, int, int, tuple[int, ...]]] = []
         self.running_since: int | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,19 +43,21 @@ class FunctionTable(TorchFunctionMode):
             result = func(*args, **kwargs) if kwargs else func(*args)
         finally:
             self.running_since = around
-        end = self._clock()
         call = self._current_call()
-        if call is not None and not in_backward():
+        if call is not None and graph_task_id() == -1:
+            end = self._clock()
             own = end > start and torch.is_grad_enabled()
-            self._rows.append(_Row(func, call, start, end, self._storages_of(result) if own else ()))
+            self._rows.append((func, call, start, end, self._storages_of(result) if own else ()))
         return result
 
     def _storages_of(self, result: Any) -> tuple[int, ...]:
-        parts = result if isinstance(result, (tuple, list)) else (result,)
-        return self._storages.rows_of([part for part in parts if isinstance(part, torch.Tensor)], Category.ACTIVATION)
+        if isinstance(result, torch.Tensor):
+            return self._storages.rows_of((result,), _ACTIVATION)
+        parts = result if isinstance(result, (tuple, list)) else ()
+        return self._storages.rows_of([part for part in parts if isinstance(part, torch.Tensor)], _ACTIVATION)
 
     def records(self) -> tuple[FunctionCall, ...]:
         """The rows as records. Of functions that sometimes run an op all calls are, for they are counted to tell them apart."""
-        names = {function: CallSite(function, "function").function_name for function in {row.function for row in self._rows}}
-        ran = {names[row.function] for row in self._rows if row.end > row.start}
-        return tuple([FunctionCall(names[r.function], r.call, r.start, r.end, r.outputs) for r in self._rows if names[r.function] in ran])
+        names = {function: CallSite(function, "function").function_name for function in {function for function, *_ in self._rows}}
+        ran = {names[function] for function, _, start, end, _ in self._rows if end > start}
+        return tuple([FunctionCall(names[row[0]], *row[1:]) for row in self._rows if names[row[0]] in ran])

@@ -11,18 +11,20 @@ from typing import Any
 import torch
 
 Storage = Callable[[], torch.UntypedStorage]
-Keep = Callable[[torch.Tensor], Callable[[torch.Tensor], Callable[[], torch.Tensor]]]
-"""Copies the storage of a tensor.
-
-The result makes, for any tensor on that storage, what gives a tensor like it on the copy, on the same device, as often as it is called.
-"""
+Kept = torch.Tensor | Callable[[], torch.Tensor]
+"""What there is of a tensor that is gone: one like it, which stays here, or what makes one."""
+Like = Callable[[torch.Tensor], Kept]
+"""For any tensor on a storage that was copied, what gives one like it on the copy, on the same device."""
+Keep = Callable[[torch.Tensor], tuple[Kept, Like]]
+"""Copies the storage of a tensor. The first result is for that tensor, the second for all on its storage."""
 
 
 def kept_by(copy: Callable[[torch.UntypedStorage], Storage]) -> Keep:
     """Keep what a tensor's storage holds by copying storages."""
 
-    def keep(tensor: torch.Tensor) -> Callable[[torch.Tensor], Callable[[], torch.Tensor]]:
-        return partial(_rebuilt, copy(tensor.untyped_storage()))
+    def keep(tensor: torch.Tensor) -> tuple[Kept, Like]:
+        like = partial(_rebuilt, copy(tensor.untyped_storage()))
+        return like(tensor), like
 
     return keep
 
@@ -48,30 +50,31 @@ def marked(tensor: torch.Tensor, conjugated: bool, negated: bool) -> torch.Tenso
     return torch._neg_view(tensor) if negated else tensor
 
 
-def beside(tensor: torch.Tensor) -> Callable[[torch.Tensor], Callable[[], torch.Tensor]]:
+def beside(tensor: torch.Tensor) -> tuple[Kept, Like]:
     """Keep what a tensor's storage holds on the same device."""
     # A copy of a tensor that is all of its storage is had in half the time, and handed out in a quarter.
     storage = tensor.untyped_storage()
     if tensor.nbytes == storage.nbytes() and not (tensor.is_conj() or tensor.is_neg()):
         copied = tensor.clone()
         if copied.stride() == tensor.stride():
-            return partial(_of_copy, copied)
-    return partial(_rebuilt, _cloned(storage))
+            return copied, partial(_of_copy, copied)
+    like = partial(_rebuilt, _cloned(storage))
+    return like(tensor), like
 
 
-def _of_copy(copied: torch.Tensor, saved: torch.Tensor) -> Callable[[], torch.Tensor]:
-    if saved.dtype == copied.dtype and saved.size() == copied.size() and saved.stride() == copied.stride():
-        return copied.detach
+def _of_copy(copied: torch.Tensor, saved: torch.Tensor) -> Kept:
+    if saved.dtype is copied.dtype and saved.shape == copied.shape and saved.stride() == copied.stride():
+        return copied
     return _rebuilt(copied.untyped_storage, saved)
 
 
-def shape_only(tensor: torch.Tensor) -> Callable[[torch.Tensor], Callable[[], torch.Tensor]]:
+def shape_only(tensor: torch.Tensor) -> tuple[Kept, Like]:
     """For fake tensors, which have no contents: another storage as large."""
-    base = blank(tensor, tensor.device)
-    return lambda saved: _like(saved, base)
+    like = partial(_like, blank(tensor, tensor.device))
+    return like(tensor), like
 
 
-def _like(saved: torch.Tensor, base: torch.Tensor) -> Callable[[], torch.Tensor]:
+def _like(base: torch.Tensor, saved: torch.Tensor) -> Callable[[], torch.Tensor]:
     dtype, size, stride, offset = saved.dtype, saved.size(), saved.stride(), saved.storage_offset()
     return _marked(lambda: typed(base, dtype).as_strided(size, stride, offset), saved)
 
@@ -129,7 +132,7 @@ def saved_away() -> torch.autograd.graph.saved_tensors_hooks:
 def _pack(tensor: torch.Tensor) -> Any:
     if tensor.is_leaf or tensor.layout != torch.strided or type(tensor) is not torch.Tensor:
         return tensor
-    return kept_by(away)(tensor)(tensor)
+    return _rebuilt(away(tensor.untyped_storage()), tensor)
 
 
 def _unpack(packed: Any) -> torch.Tensor:

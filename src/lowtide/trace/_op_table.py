@@ -12,6 +12,8 @@ from lowtide._torch_private import next_sequence_number, running_sequence_number
 from lowtide.records import Op, Phase
 from lowtide.trace._ops import OpFacts
 
+_BACKWARD = Phase.BACKWARD
+
 
 class OpTable:
     """Ops by index, in the order they ran.
@@ -25,6 +27,7 @@ class OpTable:
         # Facts, phase, call, source, reads, writes, births and origin of each: a tuple is made in a quarter of the time of an object.
         self._rows: list[tuple[OpFacts, Phase, int | None, str, tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, int | None]] = []
         self._maker_of_node: dict[int | None, int] = {}
+        self._last_number = -1
         self.clock: Callable[[], int] = self._rows.__len__
 
     def add(
@@ -48,11 +51,14 @@ class OpTable:
             births: storages that it returned; ``None`` for one that is recorded as done in place, though it was not.
         """
         rows, origin = self._rows, None
-        if phase is Phase.BACKWARD:
+        if phase is _BACKWARD:
             origin = self._maker_of_node.get(running_sequence_number())
             if origin is not None:
                 _, _, call, source, *_ = rows[origin]
-        self._maker_of_node.setdefault(next_sequence_number() - 1, len(rows))
+        number = next_sequence_number()
+        if number != self._last_number:
+            self._last_number = number
+            self._maker_of_node.setdefault(number - 1, len(rows))
         rows.append((facts, phase, call, source, reads, writes, births, origin))
 
     def births(self, op: int) -> tuple[int, ...]:

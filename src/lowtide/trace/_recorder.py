@@ -33,6 +33,11 @@ from lowtide.trace._saved import SavedTable
 from lowtide.trace._source import source_line
 from lowtide.trace._storages import StorageTable
 
+# Members of enumerations take longer to look up than names.
+_FORWARD, _REPLAY, _BACKWARD, _OPTIMIZER = Phase.FORWARD, Phase.REPLAY, Phase.BACKWARD, Phase.OPTIMIZER
+_ACTIVATION, _TEMPORARY = Category.ACTIVATION, Category.TEMPORARY
+_ADD = torch.ops.aten.add.Tensor
+
 
 class Recorder(BareDispatchMode):
     """Records what runs while it is active. One recorder serves one step.
@@ -154,9 +159,9 @@ class Recorder(BareDispatchMode):
 
     def _phase(self) -> Phase:
         if graph_task_id() != -1:
-            return Phase.REPLAY if in_replay() or self._calls.is_replay else Phase.BACKWARD
+            return _REPLAY if in_replay() or self._calls.is_replay else _BACKWARD
         # Optimizers update without recording gradients; a closure that they call records them.
-        return Phase.OPTIMIZER if self._in_optimizer and not torch.is_grad_enabled() else Phase.FORWARD
+        return _OPTIMIZER if self._in_optimizer and not torch.is_grad_enabled() else _FORWARD
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run one op and note it."""
@@ -165,27 +170,28 @@ class Recorder(BareDispatchMode):
         if self._paused or not facts.recorded:
             return func(*args, **kwargs)
         phase = self._phase()
-        runs_forward = phase is Phase.FORWARD or phase is Phase.REPLAY
-        inside = Category.ACTIVATION if runs_forward else Category.TEMPORARY
+        runs_forward = phase is _FORWARD or phase is _REPLAY
+        inside = _ACTIVATION if runs_forward else _TEMPORARY
         read: list[torch.Tensor] = []
         # Some kernels look whether gradients are recorded, and return more where they are.
         like: list[Any] = [facts, torch.is_grad_enabled()]
         look_at(args, read, like)
         if kwargs:
             look_at(kwargs.items(), read, like)
-        if self._storages.refills:
-            self._storages.note_emptied()
-        rows_of = self._storages.rows_of
+        storages = self._storages
+        if storages.refills:
+            storages.note_emptied()
+        rows_of = storages.rows_of
         reads = rows_of(read, inside)
         writes = rows_of(facts.written_tensors(args, kwargs), inside) if facts.written else ()
-        in_place = self._accumulation.is_in_place(func, args)
+        in_place = func is _ADD and self._accumulation.is_in_place(args)
         del read
         out = self._execution.run(facts, args, kwargs, tuple(like))
         if in_place:
-            self._storages.move(args[0], out)
+            storages.move(args[0], out)
             births = None
         else:
-            births = rows_of([out] if isinstance(out, torch.Tensor) else tensors_in((out,)), inside)
+            births = rows_of((out,) if isinstance(out, torch.Tensor) else tensors_in((out,)), inside)
         source = source_line() if runs_forward else ""
         self._ops.add(facts, phase, self._calls.current(), source, reads, writes, births)
         return out

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from lowtide._torch_private import FakeTensor, running_node_name
+from lowtide._torch_private import FakeTensor, running_node_name, without_dispatch_modes
 from lowtide.records import Category, SavedTensor
-from lowtide.trace._keep import Keep
+from lowtide.trace._keep import Keep, Kept, Like
 from lowtide.trace._storages import StorageTable
 
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
@@ -34,34 +34,34 @@ class _Row:
     position: int
     copy: int | None
     dtype: torch.dtype
-    shape: tuple[int, ...]
+    shape: torch.Size
     tensor: weakref.ref[torch.Tensor]
+    at_end: bool
     used: int | None = None
     released: int | None = None
     node: str = ""
     shared: bool = True
-    at_end: bool = False
 
 
 class _Copy:
     """The tracer's copy of a storage, shared by all tensors saved on it at one version."""
 
-    __slots__ = ("__weakref__", "index", "like")
+    __slots__ = ("__weakref__", "index", "like", "storage")
 
-    def __init__(self, like: Callable[[torch.Tensor], Callable[[], torch.Tensor]], index: int) -> None:
-        self.like, self.index = like, index
+    def __init__(self, like: Like, index: int, storage: int) -> None:
+        self.like, self.index, self.storage = like, index, storage
 
 
 class _Slot:
     """What autograd holds instead of the tensor; its end is the release."""
 
-    __slots__ = ("_on_release", "row", "source")
+    __slots__ = ("_clock", "copy", "kept", "row")
 
-    def __init__(self, row: int, source: Callable[[], torch.Tensor], on_release: Callable[[int], None]) -> None:
-        self.row, self.source, self._on_release = row, source, on_release
+    def __init__(self, row: _Row, kept: Kept, copy: _Copy | None, clock: Callable[[], int]) -> None:
+        self.row, self.kept, self.copy, self._clock = row, kept, copy, clock
 
     def __del__(self) -> None:
-        self._on_release(self.row)
+        self.row.released = self._clock()
 
 
 class SavedTable:
@@ -101,55 +101,66 @@ class SavedTable:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        storage = self._storages.index(tensor, Category.ACTIVATION)
-        if storage is None or self._storages.is_refilled(storage):
+        found = self._storages.rows_of((tensor,), Category.ACTIVATION)
+        if not found or self._storages.is_refilled(found[0]):
             return tensor
-        source, copy = self._source(tensor, storage)
-        size = tensor.numel() * tensor.element_size()
+        kept, copy = self._kept(tensor, found[0])
         now, start = self._clock(), self._function_start()
-        row = _Row(storage, size, self._current_call(), now, copy, tensor.dtype, tuple(tensor.shape), weakref.ref(tensor))
-        row.at_end = start is not None and start < now
+        row = _Row(
+            found[0],
+            tensor.nbytes,
+            self._current_call(),
+            now,
+            None if copy is None else copy.index,
+            tensor.dtype,
+            tensor.shape,
+            weakref.ref(tensor),
+            start is not None and start < now,
+        )
         self._rows.append(row)
-        return _Slot(len(self._rows) - 1, source, self._release)
+        return _Slot(row, kept, copy, self._clock)
 
-    def _source(self, tensor: torch.Tensor, storage: int) -> tuple[Callable[[], torch.Tensor], int | None]:
-        """How to get the tensor back, and the index of the copy that this needs."""
+    def _kept(self, tensor: torch.Tensor, storage: int) -> tuple[Kept, _Copy | None]:
+        """How to get a tensor back, and the copy that this needs."""
         if self._storages.is_resident(storage) or type(tensor) not in PLAIN_TENSORS:
-            return (lambda: tensor), None
-        known = self._copies.get((storage, tensor._version))
+            return tensor, None
+        version = (storage, tensor._version)
+        known = self._copies.get(version)
         copy = None if known is None else known()
-        if copy is None:
-            copy = self._new_copy(tensor, storage)
-        rebuild = copy.like(tensor)
-        return (lambda: self._handed_out(rebuild(), copy, storage)), copy.index
-
-    def _new_copy(self, tensor: torch.Tensor, storage: int) -> _Copy:
+        if copy is not None:
+            return copy.like(tensor), copy
         with self._unseen():
-            copy = _Copy(self._keep(tensor), self._copy_count)
+            kept, like = self._keep(tensor)
+        copy = _Copy(like, self._copy_count, storage)
         self._copy_count += 1
-        self._copies[storage, tensor._version] = weakref.ref(copy)
-        return copy
-
-    def _handed_out(self, tensor: torch.Tensor, copy: _Copy, storage: int) -> torch.Tensor:
-        """A tensor on a copy, on its way to backward: from now on the copy stands for the storage that was saved."""
-        found = tensor.untyped_storage()
-        if found._cdata not in self._watches:
-            self._storages.alias(found, storage)
-            self._watches[found._cdata] = weakref.ref(found, partial(self._copy_gone, found._cdata, copy.index))
-            self._copy_died[copy.index] = None
-        return tensor
+        self._copies[version] = weakref.ref(copy)
+        return kept, copy
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         if not isinstance(packed, _Slot):
             return packed  # type: ignore[no-any-return]
-        row = self._rows[packed.row]
+        row, kept = packed.row, packed.kept
         if row.used is None:
             row.used, row.node, row.shared = self._clock(), running_node_name(), row.tensor() is not None
-        with self._unseen():
-            return packed.source()
+        if packed.copy is None:
+            return kept  # type: ignore[return-value]
+        if isinstance(kept, torch.Tensor):
+            with without_dispatch_modes():
+                tensor = kept.data  # another one each time, of which no graph hears
+        else:
+            with self._unseen():
+                tensor = kept()
+        self._hand_out(tensor, packed.copy)
+        return tensor
 
-    def _release(self, index: int) -> None:
-        self._rows[index].released = self._clock()
+    def _hand_out(self, tensor: torch.Tensor, copy: _Copy) -> None:
+        """A tensor on a copy is on its way to backward: from now on the copy stands for the storage that was saved."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._watches:
+            self._storages.alias(key, copy.storage)
+            self._watches[key] = weakref.ref(storage, partial(self._copy_gone, key, copy.index))
+            self._copy_died[copy.index] = None
 
     def _copy_gone(self, key: int, index: int, _: object) -> None:
         self._copy_died[index] = self._clock()
@@ -171,19 +182,22 @@ class SavedTable:
         for copy, index in last.items():
             died = self._copy_died.get(copy, 0)
             released[index] = max(released[index], end if died is None else died)
+        names = {dtype: str(dtype).removeprefix("torch.") for dtype in {row.dtype for row in self._rows}}
         return tuple(
-            SavedTensor(
-                r.storage,
-                r.bytes,
-                r.call,
-                r.position,
-                r.used,
-                gone,
-                r.node,
-                str(r.dtype).removeprefix("torch."),
-                r.shape,
-                r.shared,
-                r.at_end,
-            )
-            for r, gone in zip(self._rows, released, strict=True)
+            [
+                SavedTensor(
+                    r.storage,
+                    r.bytes,
+                    r.call,
+                    r.position,
+                    r.used,
+                    gone,
+                    r.node,
+                    names[r.dtype],
+                    tuple(r.shape),
+                    r.shared,
+                    r.at_end,
+                )
+                for r, gone in zip(self._rows, released, strict=True)
+            ]
         )

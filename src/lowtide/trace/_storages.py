@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
@@ -23,15 +22,7 @@ from lowtide.trace._counting import Counting
 
 _STRIDED = torch.strided
 _HAVE_MEMORY = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
-@dataclass(slots=True)
-class _Row:
-    bytes: int
-    category: Category
-    born: int
-    freed: int | None
-    resident: bool
+_UNLESS_RESIDENT = frozenset({Category.ACTIVATION, Category.TEMPORARY})
 
 
 class StorageTable:
@@ -55,9 +46,15 @@ class StorageTable:
         self._counting, self._clock, self._stand_in = counting, clock, stand_in
         self.running: list[tuple[int, int]] = []
         self.replaced: list[tuple[int, int]] = []
-        self._rows: list[_Row] = []
-        self._index: dict[int, int] = {}
-        self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        # By row. Columns, for to append to five lists takes half the time of making an object.
+        self._bytes: list[int] = []
+        self._categories: list[Category] = []
+        self._born: list[int] = []
+        self._freed: list[int | None] = []
+        self._resident: list[bool] = []
+        # By address of the storage. What a row stands for may change, so that the death of a storage counts only while it does so.
+        self._row_of: dict[int, int] = {}
+        self._watches: list[weakref.ref[torch.UntypedStorage]] = []
         self._at_start: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._empty_at_start: set[int] = set()
         self._full: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -73,45 +70,73 @@ class StorageTable:
             if storage.nbytes() == 0 < tensor.numel():
                 self._empty_at_start.add(storage._cdata)
             # The address of one that dies untouched is used again: it must not vouch for its successor.
-            gone = partial(self._gone_from_start, storage._cdata, self._counting.size(tensor))
+            gone = partial(self._gone_from_start, storage._cdata, self._counting.size(tensor, storage))
             self._at_start[storage._cdata] = weakref.ref(storage, gone)
 
-    def index(self, tensor: torch.Tensor, category: Category) -> int | None:
-        """Row of the tensor's storage, entered under ``category`` when it is new; ``None`` if it has none."""
-        rows = self.rows_of((tensor,), category)
-        return rows[0] if rows else None
-
     def rows_of(self, tensors: Sequence[torch.Tensor], category: Category) -> tuple[int, ...]:
-        """Rows of the storages of several tensors, each once."""
+        """Rows of the storages of several tensors, each once, entered under ``category`` where they are new."""
         rows: list[int] = []
         for tensor in tensors:
-            if tensor.layout is not _STRIDED or is_functorch_wrapped(tensor):
+            if type(tensor) not in _HAVE_MEMORY or self._stand_in is not None:
+                rows += self._rows_of_other(tensor, category)
                 continue
-            if type(tensor) not in _HAVE_MEMORY and is_made_of_others(type(tensor)):
-                rows += self.rows_of(_parts(tensor), category)
+            try:
+                storage = tensor.untyped_storage()
+            except RuntimeError:  # it has none: a sparse one, or one that a function transform has wrapped
                 continue
-            counted = tensor if self._stand_in is None else self._stand_in(tensor)
-            storage = counted.untyped_storage()
-            row = self._index.get(storage._cdata)
-            if storage._cdata in self._empty_at_start:
-                row = self._refilled(counted, storage, row)
-            # What needs a stand-in was made by nothing that was recorded.
-            rows.append(self._enter(counted, storage, category, stands_in=counted is not tensor) if row is None else row)
+            key = storage._cdata
+            row = self._row_of.get(key)
+            if row is None or key in self._empty_at_start:
+                row = self._entered(tensor, storage, category, row)
+            rows.append(row)
         return tuple(rows) if len(rows) < 2 else tuple(dict.fromkeys(rows))
 
+    def _rows_of_other(self, tensor: torch.Tensor, category: Category) -> tuple[int, ...]:
+        """The same for one tensor that is of another type, or has a stand-in."""
+        if tensor.layout is not _STRIDED or is_functorch_wrapped(tensor):
+            return ()
+        if is_made_of_others(type(tensor)):
+            return self.rows_of(_parts(tensor), category)
+        counted = tensor if self._stand_in is None else self._stand_in(tensor)
+        storage = counted.untyped_storage()
+        row = self._row_of.get(storage._cdata)
+        if row is None or storage._cdata in self._empty_at_start:
+            # What needs a stand-in was made by nothing that was recorded.
+            row = self._entered(counted, storage, category, row, stands_in=counted is not tensor)
+        return (row,)
+
+    def _entered(
+        self, tensor: torch.Tensor, storage: torch.UntypedStorage, category: Category, row: int | None, *, stands_in: bool = False
+    ) -> int:
+        """Row of a storage that is new, or filled and emptied."""
+        key = storage._cdata
+        if key in self._empty_at_start:
+            return self._refilled(tensor, storage, row)
+        resident = stands_in or key in self._at_start
+        if resident and category in _UNLESS_RESIDENT:
+            category = Category.INPUT
+        size = self._counting.size(tensor, storage)
+        return self._watch(storage, self._add(size, category, 0 if resident else self._clock(), None, resident))
+
     def _refilled(self, tensor: torch.Tensor, storage: torch.UntypedStorage, found: int | None) -> int:
-        """Row of a storage that is filled and emptied."""
-        size = self._counting.size(tensor)
-        if found is not None and self._rows[found].bytes == size:
+        size = self._counting.size(tensor, storage)
+        if found is not None and self._bytes[found] == size:
             return found
-        index = len(self._rows)
-        self._rows.append(_Row(size, Category.PARAMETER, self._clock(), None, False))
-        self._watch(storage, index)
+        row = self._watch(storage, self._add(size, Category.PARAMETER, self._clock(), None, False))
         if size:
             self._full[storage._cdata] = weakref.ref(storage)
-            self.refills.append((storage._cdata, index))
-            self._refilled_rows.add(index)
-        return index
+            self.refills.append((storage._cdata, row))
+            self._refilled_rows.add(row)
+        return row
+
+    def _add(self, size: int, category: Category, born: int, freed: int | None, resident: bool) -> int:
+        row = len(self._bytes)
+        self._bytes.append(size)
+        self._categories.append(category)
+        self._born.append(born)
+        self._freed.append(freed)
+        self._resident.append(resident)
+        return row
 
     def note_emptied(self) -> None:
         """Before an op: what was filled and is empty by now is gone."""
@@ -119,65 +144,50 @@ class StorageTable:
             storage = ref()
             if storage is None or storage.nbytes() == 0:
                 del self._full[key]
-                index = self._index.pop(key, None)
-                if index is not None:
-                    self._rows[index].freed = self._clock()
+                row = self._row_of.pop(key, None)
+                if row is not None:
+                    self._freed[row] = self._clock()
 
-    def is_refilled(self, index: int) -> bool:
-        """Whether row ``index`` is of a storage that is filled and emptied: no saved tensor keeps its bytes."""
-        return index in self._refilled_rows
+    def is_refilled(self, row: int) -> bool:
+        """Whether a row is of a storage that is filled and emptied: no saved tensor keeps its bytes."""
+        return row in self._refilled_rows
 
-    def _enter(self, tensor: torch.Tensor, storage: torch.UntypedStorage, category: Category, *, stands_in: bool) -> int:
-        index = len(self._rows)
-        resident = stands_in or storage._cdata in self._at_start
-        if resident and category in (Category.ACTIVATION, Category.TEMPORARY):
-            category = Category.INPUT
-        self._rows.append(_Row(self._counting.size(tensor), category, 0 if resident else self._clock(), None, resident))
-        self._watch(storage, index)
-        return index
-
-    def _watch(self, storage: torch.UntypedStorage, index: int) -> None:
+    def _watch(self, storage: torch.UntypedStorage, row: int) -> int:
         key = storage._cdata
-        self._index[key] = index
-        self._watches[key] = weakref.ref(storage, partial(self._freed, key, index))
+        self._row_of[key] = row
+        self._watches.append(weakref.ref(storage, partial(self._gone, key, row)))
+        return row
 
-    def alias(self, storage: torch.UntypedStorage, index: int) -> None:
-        """Let another storage stand for row ``index``: the tracer's copy of what autograd saved."""
-        self._index[storage._cdata] = index
+    def alias(self, key: int, row: int) -> None:
+        """Let another storage, at this address, stand for a row: the tracer's copy of what autograd saved."""
+        self._row_of[key] = row
 
     def drop_alias(self, key: int) -> None:
         """The copy is gone; its address may be used again."""
-        self._index.pop(key, None)
+        self._row_of.pop(key, None)
 
     def move(self, tensor: torch.Tensor, into: torch.Tensor) -> None:
         """From now on the row of ``tensor`` stands for the storage of ``into``, which took its place."""
         for old, new in zip(_parts(tensor), _parts(into), strict=True):
-            key = old.untyped_storage()._cdata
-            self._watches.pop(key, None)
-            index = self._index.pop(key, None)
-            if index is not None:
-                self._watch(new.untyped_storage(), index)
+            row = self._row_of.pop(old.untyped_storage()._cdata, None)
+            if row is not None:
+                self._watch(new.untyped_storage(), row)
 
     def mark(self, tensor: torch.Tensor, category: Category) -> None:
         """The tensor's storage turned out to be ``category``."""
-        for index in self.rows_of([tensor], category):
-            self._rows[index].category = category
+        for row in self.rows_of((tensor,), category):
+            self._categories[row] = category
 
-    def born_at(self, index: int) -> int:
-        """Op at which the storage of row ``index`` was allocated."""
-        return self._rows[index].born
-
-    def is_resident(self, index: int) -> bool:
-        """Whether the storage of row ``index`` was there before the step."""
-        return self._rows[index].resident
+    def is_resident(self, row: int) -> bool:
+        """Whether the storage of a row was there before the step."""
+        return self._resident[row]
 
     def bytes_born_at(self, op: int, rows: Iterable[int]) -> int:
         """Bytes of those rows, each named once, that op ``op`` allocated."""
         size = 0
-        for index in rows:
-            row = self._rows[index]
-            if row.born == op and not row.resident:
-                size += row.bytes
+        for row in rows:
+            if self._born[row] == op and not self._resident[row]:
+                size += self._bytes[row]
         return size
 
     def correct(self, op: int, rows: Sequence[int], sizes: Sequence[int]) -> None:
@@ -185,13 +195,14 @@ class StorageTable:
         if len(rows) != len(sizes):
             return
         for row, size in zip(rows, sizes, strict=True):
-            if self._rows[row].born == op and not self._rows[row].resident:
-                self._rows[row].bytes = size
+            if self._born[row] == op and not self._resident[row]:
+                self._bytes[row] = size
 
     def records(self) -> tuple[Storage, ...]:
         """The rows as records; what is still alive outlives the step."""
         end = self._clock()
-        return tuple([Storage(r.bytes, r.category, r.born, end if r.freed is None else r.freed, r.resident) for r in self._rows])
+        freed = [end if op is None else op for op in self._freed]
+        return tuple(map(Storage, self._bytes, self._categories, self._born, freed, self._resident))
 
     def close(self) -> None:
         """Stop watching."""
@@ -200,26 +211,26 @@ class StorageTable:
         self._full.clear()
 
     def _gone_from_start(self, key: int, size: int, _: object) -> None:
-        # Once an op has touched it, it has a row; ``_freed``, which is told of the same death, has then been here or will be.
-        if self._at_start.pop(key, None) is not None and key not in self._index:
+        # Once an op has touched it, it has a row; ``_gone``, which is told of the same death, has then been here or will be.
+        if self._at_start.pop(key, None) is not None and key not in self._row_of:
             # No op touched it, but the step let go of it: state that each step replaces, such as a module's last output.
-            self._rows.append(_Row(size, Category.INPUT, 0, self._clock(), True))
-            self._note_replaced(len(self._rows) - 1)
+            self._note_replaced(self._add(size, Category.INPUT, 0, self._clock(), True))
 
-    def _freed(self, key: int, index: int, _: object) -> None:
-        self._rows[index].freed = self._clock()
+    def _gone(self, key: int, row: int, _: object) -> None:
+        if self._row_of.get(key) != row:
+            return
+        del self._row_of[key]
+        self._freed[row] = self._clock()
         if self.running:
-            self._note_replaced(index)
-        self._index.pop(key, None)
-        self._watches.pop(key, None)
-        self._at_start.pop(key, None)
+            self._note_replaced(row)
+        if self._resident[row]:
+            self._at_start.pop(key, None)
 
-    def _note_replaced(self, index: int) -> None:
-        row = self._rows[index]
+    def _note_replaced(self, row: int) -> None:
         for call, start in reversed(self.running):
-            if row.born >= start and not row.resident:
+            if self._born[row] >= start and not self._resident[row]:
                 break  # made by this call, and so by those around it
-            self.replaced.append((call, index))
+            self.replaced.append((call, row))
 
 
 @cache
