@@ -24,7 +24,7 @@ setup: $(READY)
 # The mark is taken away before anything is installed and put back last, so an interrupted set-up is never taken for a
 # finished one: without the mark, the environment is made anew. torch comes first and alone, so that pip takes the build
 # that its configuration prefers, and nothing later pulls in another.
-$(READY): pyproject.toml build_native.py src/lowtide/engine/_native.c
+$(READY): pyproject.toml build_native.py $(wildcard src/lowtide/engine/_native*.[ch])
 	@command -v "$(PYTHON)" >/dev/null || { echo "Python is required: '$(PYTHON)' was not found; install Python 3.10 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is required: '$(PYTHON)' is $(PYTAG); name a newer one: make PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { echo "'$(PYTHON)' cannot make virtual environments: install its venv package (Debian and Ubuntu: apt install python3-venv), or name another: make PYTHON=/path/to/python3" >&2; exit 1; }

@@ -18,12 +18,14 @@ PACKAGE = "src/lowtide/engine"
 
 
 def compile_in_place() -> Path:
-    """Compile ``_native.c`` and put the result beside it.
+    """Compile ``_native*.c`` and put the result beside it.
 
     Raises:
         SystemExit, Exception: whatever a missing or failing compiler raises.
     """
-    distribution = Distribution({"ext_modules": [Extension("_native", [str(ROOT / PACKAGE / "_native.c")])]})
+    sources = sorted(map(str, (ROOT / PACKAGE).glob("_native*.c")))
+    headers = [str(ROOT / PACKAGE / "_native.h")]
+    distribution = Distribution({"ext_modules": [Extension("_native", sources, depends=headers)]})
     command: Any = distribution.get_command_obj("build_ext")
     command.ensure_finalized()
     command.build_temp = str(ROOT / "build" / "native")

@@ -95,12 +95,16 @@ def test_versions_are_read_alike(twins: dict[str, ModuleType]) -> None:
     assert not native.are_versions(tensors, then[1:])
     with torch.inference_mode():
         inference = torch.zeros(1)
-    for wrong, error in ((None, AttributeError), (inference, RuntimeError)):
+    for wrong, error in ((5, AttributeError), (inference, RuntimeError)):
         for module in (native, twin):
             with pytest.raises(error):
                 module.versions_of([tensors[1], wrong])
             with pytest.raises(error):
                 module.are_versions([tensors[1], wrong], [1, 0])
+    for module in (native, twin):
+        assert module.versions_of([None, tensors[1]]) == [-1, 1]
+        assert module.are_versions([None, tensors[1]], [-1, 1])
+        assert not module.are_versions([None, tensors[1]], [0, 1])
 
 
 class _Frame:
@@ -311,7 +315,8 @@ def test_without_a_compiler_lowtide_is_installed_all_the_same(monkeypatch: pytes
     if not build.can_compile():
         pytest.skip("another kind of Python, for which nothing is compiled")
     (tmp_path / build.PACKAGE).mkdir(parents=True)
-    shutil.copy(build.ROOT / build.PACKAGE / "_native.c", tmp_path / build.PACKAGE)
+    for source in (build.ROOT / build.PACKAGE).glob("_native*.[ch]"):
+        shutil.copy(source, tmp_path / build.PACKAGE)
     monkeypatch.setattr(build, "ROOT", tmp_path)
     monkeypatch.setenv("CC", str(tmp_path / "no-such-compiler"))
     data: dict[str, Any] = {"artifacts": []}

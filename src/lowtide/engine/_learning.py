@@ -169,7 +169,7 @@ class _WatchBefore:
                 if all(value is not known for known, _ in call.states):
                     call.states.append((value, state))
                 if all(value is not known for known in self._watch.states):
-                    self._watch.states.append(value)
+                    self._watch.note_state(value)
 
     def _learn_attributes(self, call: Call) -> None:
         changed = _keep_unchanged(self._memo, {})
@@ -187,7 +187,7 @@ class _WatchBefore:
                 self._watch.overwritten.add((id(own), name))
                 call.attributes = [(table, at, stored if table is own and at == name else then) for table, at, then in call.attributes]
             if (id(own), name) not in known:
-                self._watch.changed.append((own, name))
+                self._watch.note_changed(own, name)
                 call.attributes.append((own, name, stored))
                 self.is_news = self.is_news or (isinstance(own.get(name), torch.Tensor) and not isinstance(stored, Direct))
 
@@ -197,7 +197,7 @@ def learn_surprises(call: Call, watch: Watch, rebound: list[tuple[dict[str, Any]
     known = {(id(own), name) for own, name in watch.changed}
     for own, name, old in rebound:
         if (id(own), name) not in known:
-            watch.changed.append((own, name))
+            watch.note_changed(own, name)
             call.attributes = [*call.attributes, (own, name, store(old, AttributeKeeper(), {}))]
             if isinstance(own.get(name), torch.Tensor):
                 call.profile.left = 0  # the next call shows whether it writes to it

@@ -4,14 +4,14 @@
  * compiled, the twins run. It uses nothing but CPython's interface, so it does not depend on the release of PyTorch.
  */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_native.h"
 #include <stddef.h>
 #include <structmember.h>
 
-#define API 2 /* `_acceleration.py` takes no other */
+#define API 3 /* `_acceleration.py` takes no other */
 
-static PyObject *name_version, *name_dtype, *name_shape, *name_requires_grad, *name_is_leaf, *name_base, *name_strange;
+PyObject *name_version;
+static PyObject *name_dtype, *name_shape, *name_requires_grad, *name_is_leaf, *name_base, *name_strange;
 
 /* What `configure` was given. */
 static PyTypeObject *slot_class;
@@ -527,15 +527,21 @@ static PyObject *values_of(PyObject *module, PyObject *const *arguments, Py_ssiz
     return values;
 }
 
-static PyObject *versions_of(PyObject *module, PyObject *tensors) {
-    if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "it takes a list");
+/* As versions_of, of a list. */
+PyObject *versions_in(PyObject *tensors) {
     PyObject *versions = PyList_New(PyList_GET_SIZE(tensors));
     for (Py_ssize_t index = 0; versions != NULL && index < PyList_GET_SIZE(versions); index++) {
-        PyObject *version = PyObject_GetAttr(PyList_GET_ITEM(tensors, index), name_version);
+        PyObject *tensor = PyList_GET_ITEM(tensors, index);
+        PyObject *version = tensor == Py_None ? PyLong_FromLong(-1) : PyObject_GetAttr(tensor, name_version);
         if (version == NULL) Py_CLEAR(versions);
         else PyList_SET_ITEM(versions, index, version);
     }
     return versions;
+}
+
+static PyObject *versions_of(PyObject *module, PyObject *tensors) {
+    if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "it takes a list");
+    return versions_in(tensors);
 }
 
 static PyObject *are_versions(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
@@ -543,9 +549,10 @@ static PyObject *are_versions(PyObject *module, PyObject *const *arguments, Py_s
     PyObject *tensors = arguments[0], *versions = arguments[1];
     if (PyList_GET_SIZE(tensors) != PyList_GET_SIZE(versions)) Py_RETURN_FALSE;
     for (Py_ssize_t index = 0; index < PyList_GET_SIZE(tensors); index++) {
-        long long now, then = PyLong_AsLongLong(PyList_GET_ITEM(versions, index));
+        long long now = -1, then = PyLong_AsLongLong(PyList_GET_ITEM(versions, index));
+        PyObject *tensor = PyList_GET_ITEM(tensors, index);
         if (then == -1 && PyErr_Occurred()) return NULL;
-        if (version_of(PyList_GET_ITEM(tensors, index), &now)) return NULL;
+        if (tensor != Py_None && version_of(tensor, &now)) return NULL;
         if (now != then) Py_RETURN_FALSE;
     }
     Py_RETURN_TRUE;
@@ -585,7 +592,8 @@ PyMODINIT_FUNC PyInit__native(void) {
         if ((*names[index].name = PyUnicode_InternFromString(names[index].text)) == NULL) return NULL;
     if (PyType_Ready(&SlotType) || PyType_Ready(&PackingType) || PyType_Ready(&FillingType)) return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || PyModule_AddIntConstant(module, "API", API) || PyModule_AddObjectRef(module, "Slot", (PyObject *)&SlotType) ||
+    if (module == NULL || PyModule_AddIntConstant(module, "API", API) || add_settled(module) ||
+        PyModule_AddObjectRef(module, "Slot", (PyObject *)&SlotType) ||
         PyModule_AddObjectRef(module, "Packing", (PyObject *)&PackingType) ||
         PyModule_AddObjectRef(module, "Filling", (PyObject *)&FillingType)) {
         Py_XDECREF(module);

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
-from lowtide.engine._guards._reading import are_versions, same_values, values_of, versions_of
+from lowtide.engine._guards._reading import Settled, are_versions, same_values, values_of, versions_of
 from lowtide.engine._guards._structure import Structure, Tables
 from lowtide.errors import InputChangedError
 
@@ -61,8 +62,8 @@ class Watch:
     """
 
     __slots__ = (
-        "_buffer_count", "_counts", "_dicts", "_loose", "_moody", "_named", "_own", "_paths", "_places", "_readers", "_sharded", "_sizes",
-        "_structure", "_tables", "audited", "changed", "containers", "kept", "lazy", "modules", "names", "overwritten", "states",
+        "_buffer_count", "_counts", "_dicts", "_loose", "_moody", "_named", "_own", "_paths", "_places", "_readers", "_settled", "_sharded",
+        "_sizes", "_structure", "_tables", "audited", "changed", "containers", "kept", "lazy", "modules", "names", "overwritten", "states",
         "trainable", "trainings", "ways", "written",
     )  # fmt: skip
 
@@ -92,6 +93,7 @@ class Watch:
         self._places = self._exchangeable([(table, name) for _, table in tables for name in table])
         self.lazy = any(is_lazy(tensor) for tensor in self.tensors())
         self._loose: list[tuple[dict[str, Any], str]] = []
+        self._settled: Any = None
         self.audited = False
         self.ways: set[tuple[int, ...] | None] = set()
         self.trainings: list[list[bool]] = []
@@ -137,7 +139,7 @@ class Watch:
         tensors = self.tensors()
         try:
             versions = versions_of(tensors)
-        except (AttributeError, RuntimeError):
+        except RuntimeError:
             versions = [*map(version_of, tensors)]
         for index in self.written:
             tensors[index], versions[index] = _copy(tensors[index]), 0
@@ -147,6 +149,7 @@ class Watch:
 
     def find_loose(self) -> None:
         """Look which attributes are tensors: they may be written to."""
+        self._settled = None
         attributes = ((own, name, own[name]) for own, name in self.attributes())
         self._loose = [(own, name) for own, name, value in attributes if isinstance(value, torch.Tensor) and not value.is_inference()]
 
@@ -169,23 +172,55 @@ class Watch:
 
     def take_again(self, trainings: list[bool]) -> Taken | None:
         """Read it, if it is the same modules in these training modes, and calls are not known to change anything of them but tensors."""
+        try:
+            taken: Taken | None = None if self._settled is None else self._settled.read(trainings)
+            if taken is None:
+                taken = self._settle(trainings)
+        except RuntimeError:  # a tensor of inference mode
+            return None
+        if taken is not None:
+            for index in self.written:
+                taken[0][index], taken[1][index] = _copy(taken[0][index]), 0
+        return taken
+
+    def _settle(self, trainings: list[bool]) -> Taken | None:
+        """Read it, and note what was read, so that as long as nothing changes that takes fewer steps."""
         if self.changed or self.states or self.containers or self._loose or self._sharded or self.lazy:
             return None
+        settled = None if Settled is None else self._unsettled(trainings)
         tensors = values_of(self._tables, self._counts)
         if tensors is None or not self._structure.has_same_modules() or self._structure.hooks():
             return None
-        try:
-            versions = versions_of(tensors)
-        except (AttributeError, RuntimeError):
-            return None
         if self._moody and [*map(_training_of, self._moody)] != trainings:
             return None
-        for index in self.written:
-            tensors[index], versions[index] = _copy(tensors[index]), 0
-        return tensors, versions, trainings, self._settings() if self._own else _NOTHING, _NOTHING, _NOTHING
+        settings = self._settings() if self._own else _NOTHING
+        versions = versions_of(tensors)
+        self._settled = settled if settled is not None and settled.fill(tensors, settings) else None
+        return tensors, versions, trainings, settings, _NOTHING, _NOTHING
+
+    def _unsettled(self, trainings: list[bool]) -> Any:
+        """The dictionaries that have to stay as they are, and the count of hooks; what is in the tables is still to be filled in."""
+        dictionaries = [*self._tables, *self._own, *self._moody, *self._structure.tables()]
+        return Settled(dictionaries, len(self._tables), RemovableHandle, trainings, _NOTHING)
+
+    def _is_settled_as(self, then: Taken) -> bool:
+        """Whether nothing of it has changed since it was settled, and it was then as at another moment; quick, and false if it may have."""
+        return self._settled is not None and self._settled.has(then[0], self.written, then[2], then[3])
+
+    def note_changed(self, own: dict[str, Any], name: str) -> None:
+        """Calls change this attribute."""
+        self._settled = None
+        self.changed.append((own, name))
+
+    def note_state(self, value: object) -> None:
+        """Calls advance this generator, or the like."""
+        self._settled = None
+        self.states.append(value)
 
     def is_as(self, then: Taken, *, attributes: bool) -> bool:
         """Whether the same tensors, but for those that calls write to, training flags and attributes are in place as at another moment."""
+        if self._is_settled_as(then):
+            return True
         if not same_values(self._tables, self._counts, then[0], self.written):
             return False
         if self._moody and [*map(_training_of, self._moody)] != then[2]:
@@ -283,7 +318,7 @@ class Watch:
 
     def rebound(self, then: Taken) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes of modules which are another object than they were, with what they were."""
-        if not self._own:
+        if not self._own or self._is_settled_as(then):
             return []
         now = self._settings()
         if len(now) != len(then[3]) or all(map(is_, now, then[3])):
@@ -338,7 +373,7 @@ def still_as(then: Taken) -> bool:
     """Whether no tensor was modified since; quick."""
     try:
         return are_versions(then[0], then[1]) and all(tensor._version == version for tensor, version, _ in then[5])
-    except (AttributeError, RuntimeError):
+    except RuntimeError:
         return False
 
 

@@ -33,23 +33,28 @@ def same_values(tables: list[Table], sizes: list[int], values: list[Any], skippe
 
 
 def versions_of(tensors: list[Any]) -> list[int]:
-    """How often each tensor was written to.
+    """How often each tensor was written to; -1 where there is none, as in the place of a bias that a layer goes without.
 
     Raises:
-        AttributeError: one of them is ``None``.
         RuntimeError: one of them is of inference mode, and has no version.
     """
-    return [*map(_versions, tensors)]
+    try:
+        return [*map(_versions, tensors)]
+    except AttributeError:
+        return [-1 if tensor is None else _versions(tensor) for tensor in tensors]
 
 
 def are_versions(tensors: list[Any], versions: list[int]) -> bool:
     """Whether ``versions_of`` would tell these.
 
     Raises:
-        AttributeError, RuntimeError: as ``versions_of`` does.
+        RuntimeError: as ``versions_of`` does.
     """
     return versions_of(tensors) == versions
 
+
+Settled: Any = None if native is None else native.Settled
+"""Dictionaries to which nothing has happened since it was made, and what is in them; ``None`` where that takes comparing contents."""
 
 if native is not None:
     values_of, same_values = native.values_of, native.same_values

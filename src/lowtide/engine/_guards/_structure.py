@@ -50,6 +50,10 @@ class Structure:
         """Whether the same modules are in them, and nothing is in the tables that were empty."""
         return same_values(self._tables, self._table_sizes, self._children, _NOTHING)
 
+    def tables(self) -> list[Table]:
+        """The tables in which modules are, and those that were empty."""
+        return self._tables
+
     def hooks(self) -> Tables:
         """The hooks that are there now. Where there are none, that takes no look at them."""
         made = RemovableHandle.next_id
