@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,3 +26,12 @@ def test_a_tensor_spread_over_processes_counts_with_what_is_here(tmp_path):
         del spread
     finally:
         dist.destroy_process_group()
+
+
+def test_what_was_frozen_counts():
+    tensor = torch.ones(1000)
+    gc.freeze()
+    try:
+        assert live_storages(None, torch.device("cpu"))[tensor.untyped_storage()._cdata] == 4000
+    finally:
+        gc.unfreeze()

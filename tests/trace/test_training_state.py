@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import random
 from collections import deque
@@ -290,3 +291,42 @@ class TestIterators:
         with gzip.open(tmp_path / "log", "wb") as log:
             held, _ = self.state(log)
             assert held[0] is log
+
+
+@pytest.fixture
+def frozen():
+    """Everything that is there is hidden from the collector, as programs do that want no pauses."""
+    yield gc.freeze
+    gc.unfreeze()
+
+
+def test_an_optimizer_that_was_frozen_is_put_back(frozen):
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    frozen()
+    count = gc.get_freeze_count()
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+
+    step()
+    momentum = {name: state["momentum_buffer"].clone() for name, state in optimizer.state.items()}
+    state = TrainingState(model, step)
+    step()
+    state.restore()
+    assert find_optimizers(model) == [optimizer] == find_optimizers(model)
+    assert all(optimizer.state[name]["momentum_buffer"].equal(value) for name, value in momentum.items())
+    assert gc.get_freeze_count() >= count
+
+
+def test_an_optimizer_made_after_something_was_frozen_is_found_beside_one_from_before(frozen):
+    model = nn.Linear(3, 3)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
+    frozen()
+    assert find_optimizers(model) == optimizers
+    optimizers.append(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert sorted(find_optimizers(model), key=id) == sorted(optimizers, key=id)
+    gc.collect()
+    assert sorted(find_optimizers(model), key=id) == sorted(optimizers, key=id)

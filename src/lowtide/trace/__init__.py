@@ -6,7 +6,7 @@ from lowtide.trace._allocator import allocator_events, highest_level
 from lowtide.trace._buckets import bucket_sizes
 from lowtide.trace._gpus import gpu_named
 from lowtide.trace._keep import saved_away
-from lowtide.trace._objects import find_optimizers
+from lowtide.trace._objects import find_optimizers, live_tensors
 from lowtide.trace._ops import facts_of, tensors_in
 from lowtide.trace._random import random_states
 from lowtide.trace._source import source_line
@@ -22,6 +22,7 @@ __all__ = [
     "find_optimizers",
     "gpu_named",
     "highest_level",
+    "live_tensors",
     "random_states",
     "record_step",
     "saved_away",

@@ -19,6 +19,11 @@ from torch.optim import Optimizer
 _KINDS = (torch.Tensor, Optimizer)
 
 
+def live_tensors() -> list[torch.Tensor]:
+    """Every tensor that a Python object stands for."""
+    return [each for each in _last_look.again() if issubclass(type(each), torch.Tensor)]
+
+
 def find_optimizers(model: nn.Module) -> list[Optimizer]:
     """The optimizers alive in this process that update a parameter of ``model``."""
     return live_tensors_and_optimizers(model)[1]
@@ -42,7 +47,8 @@ class _Look:
         moved = _what_moves_objects()
         old = [each for each in (ref() for ref in self._seen) if each is not None] if moved == self._moved else []
         found = list({id(each): each for each in [*old, *_instances(0 if old else None)]}.values())
-        self._seen, self._moved = [weakref.ref(each) for each in found], moved
+        self._seen = [weakref.ref(each) for each in found]
+        self._moved = _what_moves_objects() if gc.get_freeze_count() else moved  # a look at frozen objects moves them
         return found
 
 
@@ -53,9 +59,23 @@ def _what_moves_objects() -> object:
 
 def _instances(generation: int | None) -> list[Any]:
     """Every tensor and optimizer in a generation of the collector, or in all."""
-    everything = gc.get_objects(generation)
+    everything = _all_objects() if generation is None else gc.get_objects(generation)
     # By type: isinstance may run code of lazy objects. No loop in Python, for there are hundreds of thousands of objects.
     return list(compress(everything, map(_with_subclasses(_KINDS).__contains__, map(type, everything))))
+
+
+def _all_objects() -> list[Any]:
+    """Everything that the collector knows, what was frozen included.
+
+    It lists nothing frozen, so it is thawed for the look. Freezing it again takes in all that is there, so garbage is collected first.
+    """
+    if not gc.get_freeze_count():
+        return gc.get_objects()
+    gc.collect()
+    gc.unfreeze()
+    everything = gc.get_objects()
+    gc.freeze()
+    return everything
 
 
 def _with_subclasses(kinds: Iterable[type]) -> set[type]:
