@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lowtide.policy._key_value_cache import CacheOff
-from lowtide.trace import TrainingState, _freeze, find_optimizers
+from lowtide.trace import TrainingState, _freeze, _objects, find_optimizers
 
 
 class Moody(nn.Module):
@@ -330,3 +330,21 @@ def test_an_optimizer_made_after_something_was_frozen_is_found_beside_one_from_b
     assert sorted(find_optimizers(model), key=id) == sorted(optimizers, key=id)
     gc.collect()
     assert sorted(find_optimizers(model), key=id) == sorted(optimizers, key=id)
+
+
+def test_an_optimizer_is_found_when_the_collector_runs_while_the_newest_objects_are_looked_at(monkeypatch):
+    model, look = nn.Linear(3, 3), _objects._instances
+
+    def collected_before(generation):
+        if generation is not None:
+            gc.collect(generation)
+        return look(generation)
+
+    monkeypatch.setattr(_objects, "_instances", collected_before)
+    gc.disable()  # else it may run in between anyway
+    try:
+        assert find_optimizers(model) == []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert find_optimizers(model) == [optimizer]
+    finally:
+        gc.enable()

@@ -45,8 +45,11 @@ class _Look:
     def again(self) -> list[Any]:
         """All that are alive now."""
         moved = _what_moves_objects()
-        old = [each for each in (ref() for ref in self._seen) if each is not None] if moved == self._moved else []
-        found = list({id(each): each for each in [*old, *_instances(0 if old else None)]}.values())
+        if moved == self._moved:
+            old = [each for each in (ref() for ref in self._seen) if each is not None]
+            found = list({id(each): each for each in [*old, *_instances(0)]}.values())
+        if moved != self._moved or _what_moves_objects() != moved:  # the collector may run in the midst of a look at the youngest
+            moved, found = _what_moves_objects(), _instances(None)
         self._seen = [weakref.ref(each) for each in found]
         self._moved = _what_moves_objects() if gc.get_freeze_count() else moved  # a look at frozen objects moves them
         return found
