@@ -1,4 +1,4 @@
-"""Functions as they were: with the values that their closure and their globals had when they were called.
+"""Functions as they were: with the values that their closure, their globals and their attributes had when they were called.
 
 A frame must not hold a closure itself. Its cells may be given the region's own output later (``h = layer(h)`` in a loop), and
 that would be a cycle through autograd's nodes, which no garbage collector sees.
@@ -34,10 +34,14 @@ def take_function(fn: types.FunctionType) -> Taken | None:
     table = fn.__globals__
     values = [table[name] for name in names]
     contents = [_content(cell) for cell in cells]
-    box = Box(_maker(fn, len(cells), names, values), _filler(table, len(cells), names))
+    attributes = [name for name in _names_of(fn.__code__) if name in fn.__dict__]
+    box = Box(_maker(fn, len(cells), names, values), _filler(table, len(cells), names, attributes))
     box.code = fn.__code__
-    box.labels = [f" (variable {name!r} of {fn.__name__})" for name in (*fn.__code__.co_freevars, *names)]
-    return box, [*contents, *values, *defaults]
+    box.labels = [
+        *(f" (attribute {name!r} of {fn.__name__})" for name in attributes),
+        *(f" (variable {name!r} of {fn.__name__})" for name in (*fn.__code__.co_freevars, *names)),
+    ]
+    return box, [*(fn.__dict__[name] for name in attributes), *contents, *values, *defaults]
 
 
 def _take_region(fn: types.FunctionType, called: Any, around: Callable[[Any], Any]) -> Taken:
@@ -64,8 +68,10 @@ def _maker(fn: types.FunctionType, cell_count: int, names: list[str], values: li
     return make
 
 
-def _filler(table: dict[str, Any], cell_count: int, names: list[str]) -> Any:
+def _filler(table: dict[str, Any], cell_count: int, names: list[str], attributes: list[str]) -> Any:
     def fill(made: types.FunctionType, parts: list[Any]) -> None:
+        made.__dict__.update(zip(attributes, parts, strict=False))
+        parts = parts[len(attributes) :]
         for cell, part in zip(made.__closure__ or (), parts, strict=False):
             if part is not _EMPTY:
                 cell.cell_contents = part

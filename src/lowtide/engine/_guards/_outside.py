@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from lowtide.engine._guards._attributes import ABSENT, AttributeKeeper, Direct, fetch_direct, modified_in
+from lowtide.engine._parts import Box
 from lowtide.engine._tree import is_ordinary, load, store
 
 _LARGEST_CONTAINER = 64
@@ -136,7 +137,10 @@ def read(place: Place, module: Callable[[nn.Module], object] | None = None, othe
     value = place.read()
     if (type(value) in CONTAINERS or type(value) is tuple) and len(value) <= _LARGEST_CONTAINER:
         return place, value, store(value, AttributeKeeper(module=module, other=other, copy=place.copies), {})
-    if module is not None and (isinstance(value, nn.Module) or (type(value) in _CALLABLE and place.in_object())):
+    if module is not None and type(value) in _CALLABLE and place.in_object():
+        stored = store(value, AttributeKeeper(module=module, other=other, copy=place.copies), {})
+        return place, value, stored if type(stored) is Box else None  # what it reads is in its closure
+    if module is not None and isinstance(value, nn.Module):
         store(value, AttributeKeeper(module=module, other=other), {})
     elif other is not None and has_attributes(type(value)):
         other(value)
@@ -184,9 +188,12 @@ def _is_other(entry: Read) -> bool:
     return not _same_parts(parts, store(value, AttributeKeeper(), {}))
 
 
-def _same_parts(one: Any, other: Any) -> bool:
+def _same_parts(one: Any, other: Any, seen: frozenset[int] = frozenset()) -> bool:
     if hasattr(one, "parts") and hasattr(other, "parts"):
-        return len(one.parts) == len(other.parts) and all(map(_same_parts, one.parts, other.parts))
+        if id(one) in seen:  # a function that calls itself
+            return True
+        seen |= {id(one)}
+        return len(one.parts) == len(other.parts) and all(_same_parts(*pair, seen) for pair in zip(one.parts, other.parts, strict=True))
     if hasattr(one, "tensor") and hasattr(other, "tensor"):
         return bool(one.is_as(other))
     return one is other or (isinstance(one, (int, float, str)) and one == other)
