@@ -1,7 +1,7 @@
 """Finding objects through the garbage collector: tensors and optimizers, which nobody keeps a list of.
 
-To look at every object there is takes longer than many a step. So a look is remembered: as long as the collector has not run since, what
-is new is in its youngest generation.
+To look at every object there is takes longer than many a step. So a look is remembered: as long as the collector has moved nothing into
+its oldest generation since, what is new is in the younger ones.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ class _Look:
 
     def again(self) -> list[Any]:
         """All that are alive now."""
-        moved = _what_moves_objects()
+        moved = _what_ages_objects()
         if moved == self._moved:
             old = [each for each in (ref() for ref in self._seen) if each is not None]
-            found = list({id(each): each for each in [*old, *_instances(0)]}.values())
-        if moved != self._moved or _what_moves_objects() != moved:  # the collector may run in the midst of a look at the youngest
-            moved, found = _what_moves_objects(), _instances(None)
+            found = list({id(each): each for each in [*old, *_instances(0), *_instances(1)]}.values())
+        if moved != self._moved or _what_ages_objects() != moved:  # the collector may run in the midst of a look at the younger ones
+            moved, found = _what_ages_objects(), _instances(None)
         self._seen = [weakref.ref(each) for each in found]
-        self._moved = _what_moves_objects() if gc.get_freeze_count() else moved  # a look at frozen objects moves them
+        self._moved = _what_ages_objects() if gc.get_freeze_count() else moved  # a look at frozen objects moves them
         return found
 
 
-def _what_moves_objects() -> object:
-    """Changes whenever the collector moves objects out of the youngest generation."""
-    return [generation["collections"] for generation in gc.get_stats()], gc.get_freeze_count()
+def _what_ages_objects() -> object:
+    """Changes whenever the collector moves objects into its oldest generation, or out of all."""
+    _, *older = gc.get_stats()
+    return [generation["collections"] for generation in older], gc.get_freeze_count()
 
 
 def _instances(generation: int | None) -> list[Any]:

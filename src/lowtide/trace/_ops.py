@@ -32,6 +32,7 @@ class OpFacts:
         recorded: it is part of the step: it does work.
         view: what it returns are views of its arguments: it allocates nothing.
         varies: what it allocates depends on more than shapes, strides and types: on values, or on what its storages have room for.
+        alike: all its calls cost the same, whatever their arguments: it makes views.
     """
 
     func: Any
@@ -42,6 +43,7 @@ class OpFacts:
     recorded: bool
     view: bool
     varies: bool
+    alike: bool
 
     def written_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call with these arguments changes."""
@@ -68,7 +70,8 @@ def _read(func: Any) -> OpFacts:
     view = func.is_view and not is_composite(func)
     # Results that are handed in (``out=``) are made to fit. Of operators of other libraries nothing is known.
     varies = func.namespace != "aten" or not _BY_VALUE.isdisjoint(func.tags) or any(a.kwarg_only for _, a in arguments)
-    return OpFacts(func, str(func), written, random, func.namespace in _COLLECTIVE, func.namespace not in _NO_WORK, view, varies)
+    recorded, alike = func.namespace not in _NO_WORK, view and not varies
+    return OpFacts(func, str(func), written, random, func.namespace in _COLLECTIVE, recorded, view, varies, alike)
 
 
 def look_at(values: Iterable[Any], tensors: list[torch.Tensor], description: list[Any], _tensor: type[torch.Tensor] = torch.Tensor) -> None:

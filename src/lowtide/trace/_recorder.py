@@ -175,9 +175,12 @@ class Recorder(BareDispatchMode):
         read: list[torch.Tensor] = []
         # Some kernels look whether gradients are recorded, and return more where they are.
         like: list[Any] = [facts, torch.is_grad_enabled()]
-        look_at(args, read, like)
-        if kwargs:
-            look_at(kwargs.items(), read, like)
+        if facts.alike:
+            read = tensors_in(args)
+        else:
+            look_at(args, read, like)
+            if kwargs:
+                look_at(kwargs.items(), read, like)
         storages = self._storages
         if storages.refills:
             storages.note_emptied()
