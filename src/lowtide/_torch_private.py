@@ -109,12 +109,13 @@ attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
 set_attention_order: Callable[[list[int]], None] = torch._C._set_sdp_priority_order
 
 ComputedWeights = tuple[int, dict[tuple[int, str], torch.Tensor | None]]
-_NO_WEIGHTS: ComputedWeights = (0, {})
+NO_WEIGHTS: ComputedWeights = (0, {})
+WEIGHTS_ARE_COMPUTED = vars(parametrize), "_cache_enabled"  # where it is counted how often ``parametrize.cached()`` was entered
 
 
 def computed_weights() -> ComputedWeights:
     """Depth of ``torch.nn.utils.parametrize.cached()`` and what was computed in it so far, by module and name."""
-    return (parametrize._cache_enabled, dict(parametrize._cache)) if parametrize._cache_enabled else _NO_WEIGHTS
+    return (parametrize._cache_enabled, dict(parametrize._cache)) if parametrize._cache_enabled else NO_WEIGHTS
 
 
 def set_computed_weights(wanted: ComputedWeights) -> None:
@@ -293,8 +294,7 @@ CHECKPOINT_GENERATOR = next(name for name in _GENERATORS if hasattr(torch.utils.
 
 def checkpoint_generator() -> Callable[..., Any]:
     """That function, as it is now."""
-    found: Callable[..., Any] = getattr(torch.utils.checkpoint, CHECKPOINT_GENERATOR)
-    return found
+    return getattr(torch.utils.checkpoint, CHECKPOINT_GENERATOR)  # type: ignore[no-any-return]
 
 
 def checkpoint_debug_forced() -> bool | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Set
 from types import FunctionType
@@ -54,7 +53,6 @@ class Frame:
     taken: dict[tuple[int, int], int] = {}  # noqa: RUF012 – replaced, never changed, by frames of several members
     _copied: Set[int] = frozenset()
     _strange = False
-    _lock: threading.RLock | None = None
     _made: dict[int, tuple[weakref.ref[torch.Tensor], Made]] | None = None
 
     def __init__(self, region: Region) -> None:
@@ -353,15 +351,7 @@ class Frame:
         """Let go of what replays made, or of what backward has had of it: it is made again when it is asked for again."""
         drop_values(self.slots, given_only)
 
-    def claim(self) -> threading.RLock:
-        """The lock of this call: two backwards may ask for its slots at once."""
-        with _ONE_LOCK_EACH:
-            if self._lock is None:
-                self._lock = threading.RLock()
-            return self._lock
 
-
-_ONE_LOCK_EACH = threading.Lock()
 _NONE: list[Any] = []
 
 

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-#define API 3 /* `_acceleration.py` takes no other */
+#define API 4 /* `_acceleration.py` takes no other */
 
 PyObject *name_version;
 static PyObject *name_dtype, *name_shape, *name_requires_grad, *name_is_leaf, *name_base, *name_strange;
@@ -17,7 +17,7 @@ static PyObject *name_dtype, *name_shape, *name_requires_grad, *name_is_leaf, *n
 static PyTypeObject *slot_class;
 static PyObject *gone, *stop_replay, *unpack_otherwise;
 
-static int version_of(PyObject *tensor, long long *version) {
+int version_of(PyObject *tensor, long long *version) {
     PyObject *number = PyObject_GetAttr(tensor, name_version);
     if (number == NULL) return -1;
     *version = PyLong_AsLongLong(number);
@@ -592,7 +592,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         if ((*names[index].name = PyUnicode_InternFromString(names[index].text)) == NULL) return NULL;
     if (PyType_Ready(&SlotType) || PyType_Ready(&PackingType) || PyType_Ready(&FillingType)) return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || PyModule_AddIntConstant(module, "API", API) || add_settled(module) ||
+    if (module == NULL || PyModule_AddIntConstant(module, "API", API) || add_guards(module) || add_settled(module) ||
         PyModule_AddObjectRef(module, "Slot", (PyObject *)&SlotType) ||
         PyModule_AddObjectRef(module, "Packing", (PyObject *)&PackingType) ||
         PyModule_AddObjectRef(module, "Filling", (PyObject *)&FillingType)) {

@@ -12,10 +12,14 @@
 /* Names of attributes, interned as the module is made. */
 extern PyObject *name_version;
 
+/* How often a tensor was written to; below zero with an error. */
+int version_of(PyObject *tensor, long long *version);
+
 /* How often each tensor in a list was written to, see _guards/_reading.py. */
 PyObject *versions_in(PyObject *tensors);
 
 /* Each adds what is in one file to the module; below zero with an error. */
+int add_guards(PyObject *module);
 int add_settled(PyObject *module);
 
 #endif

@@ -48,11 +48,12 @@ def replay(frame: Frame, wanted: Slot) -> None:
     """
     if frame.broken:
         frame.check_replayable()
-    if frame.region.listener is not None:
-        frame.region.listener.replayed()
+    region, mine = frame.region, vars(state)
+    if region.listener is not None:
+        region.listener.replayed()
     started = time.perf_counter()
-    state.depth += 1
-    level, state.level = state.level, private.dual_level()
+    depth, level = mine["depth"], mine["level"]
+    mine["depth"], mine["level"] = depth + 1, private.dual_level()
     try:
         if not frame.calls[0].replay(frame, wanted):
             _replay_all(frame, wanted)
@@ -68,15 +69,14 @@ def replay(frame: Frame, wanted: Slot) -> None:
 
         raise explain_mismatch(frame, mismatch) from None
     finally:
-        state.depth -= 1
-        state.level = level
+        mine["depth"], mine["level"] = depth, level
         spent = time.perf_counter() - started
-        frame.region.replay_s += spent
+        region.replay_s += spent
         if OBSERVERS:
             tell_replayed(frame, spent)
-        if state.depth == 0:
+        if depth == 0:
             _seconds[0] += spent
-            state.joined.clear()
+            mine["joined"].clear()
 
 
 def _replay_all(frame: Frame, wanted: Slot) -> None:

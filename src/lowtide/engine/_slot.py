@@ -68,10 +68,11 @@ class Slot(_Fields):
 
     def original(self) -> torch.Tensor | None:
         """The saved tensor itself, if it is still alive and unchanged."""
-        tensor = self.ref()
-        if tensor is not None:
-            fix_weakly_held(tensor)
-        return tensor if tensor is not None and tensor._version == self.version else None
+        tensor = None if self.ref is gone else self.ref()
+        if tensor is None:
+            return None
+        fix_weakly_held(tensor)
+        return tensor if tensor._version == self.version else None
 
     def put(self, tensor: torch.Tensor) -> None:
         """Fill it."""

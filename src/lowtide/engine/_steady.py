@@ -29,7 +29,7 @@ from lowtide.engine._clock import clock, enter_at
 from lowtide.engine._frame import Frame
 from lowtide.engine._functions import take_function
 from lowtide.engine._guards._ambient import Ambient, is_in_force, take_ambient
-from lowtide.engine._guards._modules import Taken, Watch, still_as, watch_of
+from lowtide.engine._guards._modules import Taken, Watch, are_in_place, are_unmodified, watch_of
 from lowtide.engine._guards._outside import Read, changed
 from lowtide.engine._guards._random import moved, put_random, take_cpu, take_random
 from lowtide.engine._kept._keeping import Course, course_of, run_holding
@@ -111,16 +111,14 @@ class SteadyCall(Call):
         """Whether the way it went is known, surroundings and modules are what they were, and nobody looks on."""
         if self.script is None or frame.hashes is not None or self.random_end is not None:
             return False
-        for watch, taken in self.watches:
-            if not watch.is_as(taken, attributes=self.python_state):
-                return False
-            if watch.has_buffers and not still_as(taken):  # the forward may have written to one, which a replay must not do again
-                return False
+        if not are_in_place(self.watches, self.python_state):
+            return False
+        mine = vars(state)
         return not (
             OBSERVERS
             or frame.running
-            or state.depth > 1
-            or state.finder is not None
+            or mine["depth"] > 1
+            or mine["finder"] is not None
             or self.profile.differentiates
             or private.profiler_active()
             or (self.outside and changed(self.outside))
@@ -130,10 +128,7 @@ class SteadyCall(Call):
 
     def is_unmodified(self) -> bool:
         """Whether nothing in its modules was written to while it ran again."""
-        for _, taken in self.watches:  # noqa: SIM110 – a generator takes longer
-            if not still_as(taken):
-                return False
-        return True
+        return are_unmodified(self.watches)
 
     def run_again(self, target: Any, args: list[Any], pack: Callable[[torch.Tensor], None], since: int) -> Any:
         """Call it as it was called, under this pack hook.
@@ -141,9 +136,9 @@ class SteadyCall(Call):
         Returns:
             What it returned; ``STOPPED`` if the hook ended it.
         """
-        around = state.since
-        if clock.now:
-            state.since = since
+        timed = clock.now
+        if timed:
+            around, state.since = state.since, since
         grad = torch.is_grad_enabled()
         random = self._random_as_then() if self.draws else None
         lent: list[tuple[dict[str, Any], str, Any]] = []
@@ -163,7 +158,7 @@ class SteadyCall(Call):
                 table[name] = tensor
             if random is not None:
                 put_random(random)
-            if clock.now:
+            if timed:
                 state.since = around
 
 

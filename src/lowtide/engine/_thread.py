@@ -49,15 +49,15 @@ class _Thread(threading.local):
         recorders: of the calls of regions that run watched, for a policy to be asked about them; innermost last.
     """
 
-    depth = 0
-    keeps = False
-    finder: Any = None
-    saved: set[int] | None = None
-    since = -1
-    level = -1
-    asked = False
-
     def __init__(self) -> None:
+        # All in the object's own dictionary: whoever needs several of them takes ``vars(state)``, which is looked up once.
+        self.depth = 0
+        self.keeps = False
+        self.finder: Any = None
+        self.saved: set[int] | None = None
+        self.since = -1
+        self.level = -1
+        self.asked = False
         self.joined: dict[int, Frame] = {}
         self.recorders: list[Sites] = []
 

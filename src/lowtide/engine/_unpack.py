@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import threading
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lowtide import _torch_private as private
 from lowtide.engine._acceleration import native
+from lowtide.engine._claims import CLAIMED, release, wait_for
+from lowtide.engine._packing import drop_values
 from lowtide.engine._replay import replay, tell_once
 from lowtide.engine._slot import Slot, check_unchanged, gone
 from lowtide.engine._thread import StopReplay
@@ -26,8 +29,10 @@ if TYPE_CHECKING:
     from lowtide.engine._profile import Profile
 
 
-class _Recent(threading.local):
-    """What this thread replayed: the last frame, and all frames of the backward that runs."""
+class _Recent:
+    """What a thread replayed: the last frame, and all frames of the backward that runs."""
+
+    __slots__ = ("frames", "last", "split", "task", "whole")
 
     def __init__(self) -> None:
         self.last: weakref.ref[Frame] | None = None
@@ -37,7 +42,14 @@ class _Recent(threading.local):
         self.split = False
 
 
-_recent = _Recent()
+class _Thread(threading.local):
+    """Of each thread its own, in one object: looking up anything of a thread takes as long as all the rest of ``_note``."""
+
+    def __init__(self) -> None:
+        self.recent = _Recent()
+
+
+_thread = _Thread()
 _MANY = 16
 """Tensors that a region drops, from which on it is worth a warning that this saves nothing."""
 _LOSS_NODES = 16
@@ -72,12 +84,11 @@ if native is not None:
 def _replay_for(slot: Slot) -> torch.Tensor:
     task = private.graph_task_id()
     frame = slot.frame
-    for wanted in reversed(_chain(slot)) if frame.nested else (slot,):
-        frame = wanted.frame
-        _note(frame, task)
-        with frame.claim():
-            if wanted.value is None:
-                replay(frame, wanted)
+    if frame.nested:
+        for wanted in reversed(_chain(slot)):
+            _replay_claimed(wanted.frame, wanted, task)
+    else:
+        _replay_claimed(frame, slot, task)
     value = slot.value
     assert value is not None
     if task == -1:
@@ -85,39 +96,60 @@ def _replay_for(slot: Slot) -> torch.Tensor:
     return value
 
 
+def _replay_claimed(frame: Frame, wanted: Slot, task: int) -> None:
+    """Replay a frame, which no other thread may do meanwhile; it may be under way in this one."""
+    _note(frame, task)
+    number, thread = id(frame), get_ident()
+    within = CLAIMED.get(number) == thread
+    try:
+        if CLAIMED.setdefault(number, thread) != thread:
+            wait_for(number, thread)
+        if wanted.value is None:
+            replay(frame, wanted)
+    finally:
+        if not within:
+            release(number, thread)
+
+
 def _chain(slot: Slot) -> list[Slot]:
     """The slot, then one of the region around that its replay needs first, and so on outwards.
 
     Replays then run one after the other from the outermost inwards, instead of one inside the other.
     """
-    chain = [slot]
-    while chain[-1].frame.nested:
-        around = [h for h in chain[-1].frame.held if type(h) is Slot and h.value is None and h.original() is None]
-        if not around:
+    chain, frame = [slot], slot.frame
+    while frame.nested:
+        last = None
+        for held in frame.held:
+            if type(held) is not Slot or held.value is not None or (last is not None and held.index <= last.index):
+                continue
+            if held.original() is None:
+                last = held
+        if last is None:
             break
-        chain.append(max(around, key=lambda outer: outer.index))
+        chain.append(last)
+        frame = last.frame
     return chain
 
 
 def _note(frame: Frame, task: int) -> None:
-    recent = _recent
-    if task != -1 and recent.task != task:
-        _begin(frame, task)
-    if task != -1 and recent.split:
-        return
-    this = weakref.ref(frame)
-    if recent.last is not None and recent.last is not this:
-        last = recent.last()
+    recent = _thread.recent
+    if task != -1:
+        if recent.task != task:
+            _begin(recent, frame, task)
+        if recent.split:
+            return
+    this, before = weakref.ref(frame), recent.last
+    if before is not None and before is not this:
+        last = before()
         if last is not None:
-            last.drop_values(given_only=True)
+            drop_values(last.slots, True)
     if task != -1:
         recent.frames.append(this)
     recent.last = this
 
 
-def _begin(frame: Frame, task: int) -> None:
+def _begin(recent: _Recent, frame: Frame, task: int) -> None:
     """A backward replays its first region."""
-    recent = _recent
     _release(recent.frames, None)
     recent.task, recent.frames = task, []
     recent.whole, recent.split = _covers_all(frame), private.in_input_backward()
@@ -139,10 +171,11 @@ def _covers_all(frame: Frame) -> tuple[Profile, str] | None:
 
 
 def _finish() -> None:
-    if _recent.whole is not None and len(_recent.frames) == 1:
-        tell_once(*_recent.whole)
-    frames, last = _recent.frames, _recent.last
-    _recent.task, _recent.frames = -1, []
+    recent = _thread.recent
+    if recent.whole is not None and len(recent.frames) == 1:
+        tell_once(*recent.whole)
+    frames, last = recent.frames, recent.last
+    recent.task, recent.frames = -1, []
     _release(frames, None if last is None else last())
 
 

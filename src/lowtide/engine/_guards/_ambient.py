@@ -12,6 +12,7 @@ import torch
 
 from lowtide import _torch_compiler as torch_compiler
 from lowtide import _torch_private as private
+from lowtide.engine._acceleration import native
 from lowtide.engine._kept._between import Between
 from lowtide.engine._tower import TowerMode
 
@@ -66,6 +67,14 @@ def is_in_force(wanted: Ambient) -> bool:
     if order is None:
         return True
     return attention == (_get_flash(), _get_efficient(), _get_math(), _get_cudnn()) and private.attention_order() == order
+
+
+if native is not None:
+    _getters = (
+        *(torch_compiler.current, private.any_autocast, private.function_mode_count, private.dispatch_mode_count),
+        *(torch.get_default_dtype, private.attention_order, _get_flash, _get_efficient, _get_math, _get_cudnn),
+    )
+    is_in_force = native.Surroundings(_getters, *private.WEIGHTS_ARE_COMPUTED, private.NO_WEIGHTS).are
 
 
 def _function_modes() -> tuple[Any, ...]:
