@@ -29,7 +29,7 @@ from lowtide.engine._observers import tell_entered, tell_entering, tell_left
 from lowtide.engine._options import Options
 from lowtide.engine._profile import Profile
 from lowtide.engine._replay import unpack_in_replay
-from lowtide.engine._steady import NEWS, steady_of
+from lowtide.engine._steady import NEWS, is_settled, steady_of
 from lowtide.engine._thread import is_replaying, state
 from lowtide.engine._transforms import transforms_allowed_in
 from lowtide.engine._tree import ATOMS
@@ -86,7 +86,8 @@ class Region:
             return self._run_plain(target, args, kwargs)
         if state.depth:
             if not state.keeps:
-                if fixed is not None and not kwargs and not profile.copied and self.options.policy is None and _are_plain(args):
+                plain = not kwargs and not profile.copied and self.options.policy is None and _are_plain(args)
+                if plain and (fixed is not None or is_settled(target)):
                     return _run_forgetting(target, args)
                 return self.run_in_replay(Frame(self), target, fixed, profile, args, kwargs)
         elif profile.steady is not None and not kwargs:
@@ -263,7 +264,7 @@ def _are_plain(args: tuple[Any, ...]) -> bool:
 
 
 def _run_forgetting(target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What ``run_in_replay`` comes to for a module that is given nothing but tensors: the hooks around are handed each of them once."""
+    """What ``run_in_replay`` comes to where there is nothing to take apart: the hooks around are handed each of the tensors once."""
     around = private.top_hooks()
     if around is not None:
         grad = torch.is_grad_enabled()

@@ -249,7 +249,7 @@ class Steady:
         """Whether the module is still watched as it was; whether nothing can change in what is no module."""
         if self.sites is None:
             return self.profile.watch is self.watches[0][0]
-        return _is_settled(target) and self.profile.outside.knows([target])
+        return is_settled(target) and self.profile.outside.knows([target])
 
     def _run_drawing(self, frame: Frame, call: SteadyCall, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call it, and keep the state of the generators if it drew."""
@@ -292,7 +292,7 @@ class Steady:
         return True
 
 
-def _is_settled(target: Any) -> bool:
+def is_settled(target: Any) -> bool:
     """Whether something that is no module is of the kind that is passed on as it is, for nothing in it may change."""
     kind = type(target)
     if kind is FunctionType:
@@ -332,7 +332,7 @@ def _are_all_known(call: Call, modules: list[nn.Module]) -> bool:
         call: one call.
         modules: those that are reached elsewhere.
     """
-    if (call.objects or call.profile.watch is None) if call.fixed else not _is_settled(call.target):
+    if (call.objects or call.profile.watch is None) if call.fixed else not is_settled(call.target):
         return False
     watches = dict.fromkeys([call.profile.watch] if call.fixed else [])
     watches |= dict.fromkeys(map(watch_of, modules))
