@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide import _torch_compiler as torch_compiler
 from lowtide.engine import _acceleration
-from lowtide.engine._guards import _ambient, _modules
+from lowtide.engine._guards import _ambient, _modules, _unmodified
 
 native: Any = _acceleration.native
 pytestmark = pytest.mark.skipif(native is None, reason="the engine was not compiled here, or LOWTIDE_NATIVE=0 says so")
@@ -30,7 +30,7 @@ def twins() -> dict[str, ModuleType]:
     """The modules as they are where nothing was compiled."""
     there, _acceleration.native = _acceleration.native, None
     try:
-        return {module.__name__.rpartition(".")[2]: _loaded_anew(module) for module in (_ambient, _modules)}
+        return {module.__name__.rpartition(".")[2]: _loaded_anew(module) for module in (_ambient, _unmodified)}
     finally:
         _acceleration.native = there
 
@@ -128,9 +128,9 @@ def test_writes_are_seen_alike(twins: dict[str, ModuleType], change: str) -> Non
             then[0][0] = None if change == "no tensor" else other
         elif change == "one less":
             del then[1][-1]
-    same = _modules.are_unmodified(taken)
-    assert _modules.are_unmodified is native.are_unmodified
-    assert same is twins["_modules"].are_unmodified(taken)
+    same = _unmodified.are_unmodified(taken)
+    assert _unmodified.are_unmodified is native.are_unmodified
+    assert same is twins["_unmodified"].are_unmodified(taken)
     assert same is (change == "nothing")
 
 
@@ -140,15 +140,15 @@ def test_buffers_that_are_not_known_to_be_written_to_are_looked_at(written: list
     watch = _modules.Watch(model)
     watch.written = written
     taken = [(watch, watch.take())]
-    assert _modules.are_in_place(taken, True)
+    assert _unmodified.are_in_place(taken, True)
     assert watch.has_still_buffers is still
     model.norm.running_mean.add_(1)  # type: ignore[union-attr, operator]
-    assert _modules.are_in_place(taken, True) is (0 in written)
+    assert _unmodified.are_in_place(taken, True) is (0 in written)
     watch.written = sorted({*written, 0, 1, 2})
     with torch.no_grad():
         model.first.bias.add_(1)
-    assert _modules.are_in_place(taken, True)  # what a replay runs into is found when it is over
-    assert not _modules.are_unmodified(taken)
+    assert _unmodified.are_in_place(taken, True)  # what a replay runs into is found when it is over
+    assert not _unmodified.are_unmodified(taken)
 
 
 def test_what_was_taken_is_not_held_by_looking() -> None:

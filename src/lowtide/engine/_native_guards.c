@@ -1,11 +1,11 @@
 /* What a replay that goes the short way compares: what surrounds it, before; the tensors in its modules, when it is over.
  *
- * The twins in Python are `is_in_force` in _guards/_ambient.py and `are_unmodified` in _guards/_modules.py.
+ * The twins in Python are `is_in_force` in _guards/_ambient.py and `are_unmodified` in _guards/_unmodified.py.
  */
 
 #include "_native.h"
 
-/* ---- what was taken of modules, see _guards/_modules.py ---- */
+/* ---- what was taken of modules, see _guards/_unmodified.py ---- */
 
 /* Whether something is what `Watch.take` returns; otherwise with an error. */
 static int is_taken(PyObject *taken) {

@@ -29,9 +29,10 @@ from lowtide.engine._clock import clock, enter_at
 from lowtide.engine._frame import Frame
 from lowtide.engine._functions import take_function
 from lowtide.engine._guards._ambient import Ambient, is_in_force, take_ambient
-from lowtide.engine._guards._modules import Taken, Watch, are_in_place, are_unmodified, watch_of
+from lowtide.engine._guards._modules import Taken, Watch, watch_of
 from lowtide.engine._guards._outside import Read, changed
 from lowtide.engine._guards._random import moved, put_random, take_cpu, take_random
+from lowtide.engine._guards._unmodified import are_in_place, are_unmodified
 from lowtide.engine._kept._keeping import Course, course_of, run_holding
 from lowtide.engine._learning import learn_surprises
 from lowtide.engine._observers import OBSERVERS

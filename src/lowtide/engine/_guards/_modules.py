@@ -18,8 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from lowtide.engine._acceleration import native
-from lowtide.engine._guards._reading import Settled, are_versions, same_values, values_of, versions_of
+from lowtide.engine._guards._reading import Settled, same_values, values_of, versions_of
 from lowtide.engine._guards._structure import Structure, Tables
 from lowtide.errors import InputChangedError
 
@@ -39,7 +38,6 @@ _NOTHING: list[Any] = []
 # tensors, their versions, training flags where they matter, attributes of modules that have some of their own, hooks, and
 # the tensors among the attributes, with their versions
 Taken = tuple[list[Any], list[int], list[bool], list[Any], Tables, list[tuple[torch.Tensor, int, str]]]
-Watches = list[tuple["Watch", Taken]]
 # what stood in the tables, training flags, memory behind parameters, attributes (their dictionary, name and value), modules and hooks
 Undo = tuple[list[Any] | None, list[bool], list[Any], list[tuple[dict[str, Any], str, Any]], Tables | None]
 
@@ -370,34 +368,6 @@ def _put_data(tensors: list[torch.Tensor], data: list[torch.Tensor]) -> None:
     for tensor, before in zip(tensors, data, strict=False):
         if tensor.shape != before.shape or tensor.data_ptr() != before.data_ptr():
             tensor.data = before
-
-
-def still_as(then: Taken) -> bool:
-    """Whether no tensor was modified since; quick."""
-    try:
-        return are_versions(then[0], then[1]) and all(tensor._version == version for tensor, version, _ in then[5])
-    except RuntimeError:
-        return False
-
-
-def are_in_place(watches: Watches, attributes: bool) -> bool:
-    """Whether modules have in them what they had; no buffer was written to, which a replay must not do again if the forward did it."""
-    for watch, taken in watches:
-        if not watch.is_as(taken, attributes=attributes) or (watch.has_still_buffers and not still_as(taken)):
-            return False
-    return True
-
-
-def are_unmodified(watches: Watches) -> bool:
-    """Whether no tensor in modules was modified since."""
-    for _, taken in watches:  # noqa: SIM110 – a generator takes longer
-        if not still_as(taken):
-            return False
-    return True
-
-
-if native is not None:
-    are_unmodified = native.are_unmodified
 
 
 _WATCHES: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide import _torch_private as private
 from lowtide.engine._guards._attributes import Attributes, modified_in
-from lowtide.engine._guards._modules import Taken, Watch, still_as
+from lowtide.engine._guards._modules import Taken, Watch
 from lowtide.engine._guards._outside import Read, written_since
+from lowtide.engine._guards._unmodified import still_as
 from lowtide.engine._thread import state
 from lowtide.errors import InputChangedError
 
