@@ -35,3 +35,14 @@ def test_what_was_frozen_counts():
         assert live_storages(None, torch.device("cpu"))[tensor.untyped_storage()._cdata] == 4000
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_sparse_tensor_counts_with_its_indices_and_values():
+    before = live_storages(None, torch.device("cpu"))
+    coo, csr = torch.eye(100).to_sparse(), torch.eye(50).to_sparse_csr()
+    parts = [coo._indices(), coo._values(), csr.crow_indices(), csr.col_indices(), csr.values()]
+    expected = {part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in parts}
+    del parts
+    after = live_storages(None, torch.device("cpu"))
+    assert {key: size for key, size in after.items() if key not in before} == expected

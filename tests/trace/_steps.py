@@ -193,6 +193,19 @@ def complex_numbers() -> Made:
     return model, step
 
 
+def sparse_gradients() -> Made:
+    """Of an embedding: with the indices and values of the gradient, which is there from one step to the next."""
+    model, tokens = nn.Sequential(nn.Embedding(500, 32, sparse=True), nn.Linear(32, 32), nn.GELU()), torch.randint(500, (16, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(tokens).square().mean().backward()
+        optimizer.step()
+
+    return model, step
+
+
 STEPS: dict[str, Callable[[], Made]] = {
     make.__name__: make
     for make in (
@@ -209,5 +222,6 @@ STEPS: dict[str, Callable[[], Made]] = {
         optimizer_with_closure,
         recurrent,
         complex_numbers,
+        sparse_gradients,
     )
 }

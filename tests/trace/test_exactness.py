@@ -53,7 +53,7 @@ def test_a_traced_step_computes_what_the_plain_step_does(made: Made) -> None:
         model.zero_grad()
         before = [p.detach().clone() for p in model.parameters()]
         run()
-        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        gradients.append([p.grad.to_dense().clone() for p in model.parameters() if p.grad is not None])
         with torch.no_grad():
             for parameter, value in zip(model.parameters(), before, strict=True):
                 parameter.copy_(value)

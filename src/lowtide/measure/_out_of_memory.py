@@ -17,7 +17,7 @@ from torch import nn
 from lowtide import _torch_private as private
 from lowtide.explain import OutOfMemory, holdings
 from lowtide.records import Category, Phase
-from lowtide.trace import find_optimizers, source_line
+from lowtide.trace import find_optimizers, parts_of_sparse, source_line
 
 _UNKNOWN = "an unknown line"
 _ACTIVE = "active_allocated"
@@ -103,14 +103,19 @@ def _known_blocks(model: nn.Module) -> dict[int, tuple[str, Category]]:
     """Address to owner and use, for what belongs to the model and its optimizers."""
     found: dict[int, tuple[str, Category]] = {}
     for name, tensor in (*model.named_buffers(), *model.named_parameters()):
-        found[tensor.untyped_storage().data_ptr()] = _module_of(name), Category.PARAMETER
+        found.update(dict.fromkeys(_addresses(tensor), (_module_of(name), Category.PARAMETER)))
         if tensor.grad is not None:
-            found[tensor.grad.untyped_storage().data_ptr()] = _module_of(name), Category.GRADIENT
+            found.update(dict.fromkeys(_addresses(tensor.grad), (_module_of(name), Category.GRADIENT)))
     for optimizer in find_optimizers(model):
         for state in optimizer.state.values():
             tensors = (value for value in state.values() if isinstance(value, torch.Tensor))
-            found.update({tensor.untyped_storage().data_ptr(): (type(optimizer).__name__, Category.OPTIMIZER) for tensor in tensors})
+            found.update({at: (type(optimizer).__name__, Category.OPTIMIZER) for tensor in tensors for at in _addresses(tensor)})
     return found
+
+
+def _addresses(tensor: torch.Tensor) -> list[int]:
+    """Of the blocks that hold a tensor: several for a sparse one."""
+    return [part.untyped_storage().data_ptr() for part in parts_of_sparse(tensor) or (tensor,)]
 
 
 def _module_of(name: str) -> str:

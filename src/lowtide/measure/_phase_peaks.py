@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from torch.autograd.profiler import record_function
 
 from lowtide._torch_private import storage_key
 from lowtide.measure._phases import BACKWARD, FORWARD, OPTIMIZER, REPLAY, phases_told
-from lowtide.trace import allocator_events, bucket_sizes, live_tensors
+from lowtide.trace import allocator_events, bucket_sizes, live_tensors, parts_of_sparse
 
 _MARK = "lowtide::measured"
 _LABELS = {f"lowtide::{phase}": phase for phase in (BACKWARD, OPTIMIZER, REPLAY)}
@@ -54,7 +55,8 @@ def live_storages(model: nn.Module | None, device: torch.device) -> dict[int, in
     for parameter in () if model is None else model.parameters():
         parameter.grad  # noqa: B018  # a gradient that only autograd ever touched has no Python object before it is read
     found: dict[int, int] = {}
-    for tensor in live_tensors():
+    tensors = live_tensors()
+    for tensor in chain(tensors, *map(parts_of_sparse, tensors)):
         if hasattr(type(tensor), "__tensor_flatten__"):
             continue  # made of other tensors, such as one spread over processes: it says how large the whole is, and has no memory
         if tensor.device == device and (key := storage_key(tensor)):

@@ -10,6 +10,7 @@ from lowtide.trace._objects import find_optimizers, live_tensors
 from lowtide.trace._ops import facts_of, tensors_in
 from lowtide.trace._random import random_states
 from lowtide.trace._source import source_line
+from lowtide.trace._sparse import parts_of_sparse
 from lowtide.trace._trace import device_of, record_step, trace
 from lowtide.trace._training_state import TrainingState
 
@@ -23,6 +24,7 @@ __all__ = [
     "gpu_named",
     "highest_level",
     "live_tensors",
+    "parts_of_sparse",
     "random_states",
     "record_step",
     "saved_away",

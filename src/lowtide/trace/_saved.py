@@ -101,6 +101,8 @@ class SavedTable:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
+        if tensor.layout is not torch.strided:  # made of tensors that may be saved by others as well
+            return tensor
         found = self._storages.rows_of((tensor,), Category.ACTIVATION)
         if not found or self._storages.is_refilled(found[0]):
             return tensor

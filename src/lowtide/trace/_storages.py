@@ -4,8 +4,8 @@ A storage is watched through a weak reference, whose callback runs at the very m
 it dies. The table itself keeps nothing alive.
 
 A tensor that is made of others, such as one spread over processes, says how large the whole is and has no memory: those that it is made of
-are entered in its place. Some storages are there all the time and hold bytes only now and then, for a sharding framework fills and empties
-them: each time that one is full is a row of its own.
+are entered in its place; so are the indices and the values of a sparse tensor. Some storages are there all the time and hold bytes only
+now and then, for a sharding framework fills and empties them: each time that one is full is a row of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from lowtide._torch_private import FakeTensor, is_functorch_wrapped
 from lowtide.records import Category, Storage
 from lowtide.trace._counting import Counting
+from lowtide.trace._sparse import parts_of_sparse
 
 _STRIDED = torch.strided
 _HAVE_MEMORY = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -65,6 +66,7 @@ class StorageTable:
         """Note what is alive before the step, so that it is told from what the step allocates."""
         for tensor in tensors:
             if tensor.layout is not _STRIDED or is_functorch_wrapped(tensor) or is_made_of_others(type(tensor)):
+                self.remember_resident(parts_of_sparse(tensor))
                 continue
             storage = tensor.untyped_storage()
             if storage.nbytes() == 0 < tensor.numel():
@@ -83,6 +85,7 @@ class StorageTable:
             try:
                 storage = tensor.untyped_storage()
             except RuntimeError:  # it has none: a sparse one, or one that a function transform has wrapped
+                rows += self._rows_of_other(tensor, category)
                 continue
             key = storage._cdata
             row = self._row_of.get(key)
@@ -94,7 +97,7 @@ class StorageTable:
     def _rows_of_other(self, tensor: torch.Tensor, category: Category) -> tuple[int, ...]:
         """The same for one tensor that is of another type, or has a stand-in."""
         if tensor.layout is not _STRIDED or is_functorch_wrapped(tensor):
-            return ()
+            return self.rows_of(parts_of_sparse(tensor), category)
         if is_made_of_others(type(tensor)):
             return self.rows_of(_parts(tensor), category)
         counted = tensor if self._stand_in is None else self._stand_in(tensor)
