@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from lowtide.errors import PlanError
-from lowtide.plan import KeptCall, PlannedRegion, simulate
+from lowtide.plan import KeptCall, PlannedRegion
 from lowtide.plan._functions import TYPE, with_function_calls
+from lowtide.plan._index import TraceIndex
 from lowtide.plan._overhead import ENGINE
+from lowtide.plan._simulate import run
 from lowtide.records import FunctionCall, Phase, StepTrace
 
 NOTHING: set[int] = set()
@@ -88,13 +90,14 @@ def named_calls(trace: StepTrace, calls: list[int]) -> dict[KeptCall, FunctionCa
     return {name: f for name, f in found.items() if not passed_on & set(f.outputs)}
 
 
-def occurrence(trace: StepTrace, calls: list[int], kept: tuple[KeptCall, ...]) -> dict:
+def occurrence(trace: StepTrace, calls: list[int], kept: tuple[KeptCall, ...], first_saved: int | None = None) -> dict:
     members = set(calls)
     ops = [i for i, op in enumerate(trace.ops) if op.phase is Phase.FORWARD and inside(trace, op.call, members)]
     functions = [f for name, f in named_calls(trace, calls).items() if name in kept]
     ops = [i for i in ops if not any(f.start <= i < f.end for f in functions)]
     fresh = {s for s, storage in enumerate(trace.storages) if not storage.resident and storage.born in ops}
-    slots = [j for j, s in enumerate(trace.saved) if inside(trace, s.call, members) and s.storage in fresh]
+    slots = [j for j, s in enumerate(trace.saved) if inside(trace, s.call, members)][:first_saved]
+    slots = [j for j in slots if trace.saved[j].storage in fresh]
     wanted = [trace.saved[j].used for j in slots if trace.saved[j].used is not None]
     gone = [u for j in slots if (u := trace.saved[j].used) is not None and trace.storages[trace.saved[j].storage].freed <= u]
     before = min(gone, default=None)
@@ -126,7 +129,7 @@ def occurrence(trace: StepTrace, calls: list[int], kept: tuple[KeptCall, ...]) -
 def timeline(trace: StepTrace, regions: list[PlannedRegion]) -> list[tuple[str, int, int]]:
     """``(kind, op, bytes)`` of each moment."""
     trace = with_function_calls(trace)
-    found = [occurrence(trace, g, region.kept) for region in regions for g in groups(trace, region.paths)]
+    found = [occurrence(trace, g, region.kept, region.first_saved) for region in regions for g in groups(trace, region.paths)]
     dropped = {j for o in found for j in o["dropped"]}
 
     def alive(storage: int, at: int, *, gap: bool) -> bool:
@@ -165,7 +168,7 @@ def added_s(trace: StepTrace, regions: list[PlannedRegion]) -> float:
     trace, total = with_function_calls(trace), 0.0
     for region in regions:
         for group in groups(trace, region.paths):
-            found = occurrence(trace, group, region.kept)
+            found = occurrence(trace, group, region.kept, region.first_saved)
             functions = sum(inside(trace, f.call, set(group)) for f in trace.functions) if region.kept else 0
             total += sum(trace.ops[r].seconds for r in found["ops"])
             member_s = ENGINE.long_member_s if any(trace.calls[c].type == TYPE for c in group) else ENGINE.member_s
@@ -203,20 +206,26 @@ def all_kept(trace: StepTrace, paths: tuple[str, ...]) -> list[PlannedRegion]:
     return [PlannedRegion(paths, kept=chosen) for chosen in sets]
 
 
+def all_ends(trace: StepTrace, paths: tuple[str, ...]) -> list[PlannedRegion]:
+    """A region that drops the first of its saved tensors alone, with every number of them, useful or not."""
+    counts = {sum(inside(trace, s.call, set(group)) for s in trace.saved) for group in groups(trace, paths)}
+    return [PlannedRegion(paths, first_saved=n) for n in range(1, max(counts, default=0))]
+
+
 def all_plans(trace: StepTrace, nesting: Sequence[PlannedRegion] = ()) -> Iterator[tuple[list[PlannedRegion], int, float]]:
     """Every set of regions that may be together, with peak and time; those in ``nesting``, which have others inside, among them."""
 
-    shown = with_function_calls(trace)
+    shown, index = with_function_calls(trace), TraceIndex(trace)
 
     def extend(chosen: list[PlannedRegion], rest: list[tuple[str, ...]]) -> Iterator[tuple[list[PlannedRegion], int, float]]:
         try:
-            result = simulate(trace, chosen)
+            result = run(index, chosen)
         except PlanError:
             return
         yield chosen, result.peak_bytes, result.added_s
         for i, paths in enumerate(rest):
             if not any(nested(paths, other.paths) for other in chosen):
-                for region in [*all_kept(shown, paths), *(r for r in nesting if r.paths == paths)]:
+                for region in [*all_kept(shown, paths), *all_ends(shown, paths), *(r for r in nesting if r.paths == paths)]:
                     yield from extend([*chosen, region], rest[i + 1 :])
 
     yield from extend([], all_regions(shown))

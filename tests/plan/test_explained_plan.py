@@ -42,6 +42,7 @@ def test_the_next_bytes_buy_most_where_no_other_change_of_one_region_buys_more(s
         more = [
             [*others, r] for r in all_kept(trace, region.paths) if len(r.kept) == len(region.kept) + 1 and set(region.kept) < set(r.kept)
         ]
+        more = more if region.first_saved is None else []  # which has no kept calls
         buys = [added(trace, changed) for changed in [others, *more]]
         rates = [
             (plan.predicted_replay_s - s) / max(p - plan.predicted_peak_bytes, 1e-9) for p, s in buys if s < plan.predicted_replay_s - 1e-12

@@ -38,13 +38,34 @@ def test_a_saved_plan_is_read_back_equal(tmp_path) -> None:
     some_plan().save(path)
     assert Plan.load(path) == some_plan()
     assert Plan.from_json(some_plan().to_json()) == some_plan()
-    assert json.loads(path.read_text())["version"] == 3
+    assert json.loads(path.read_text())["version"] == 4
+
+
+def test_a_file_from_before_regions_dropped_their_first_tensors_alone_is_read() -> None:
+    data = json.loads(some_plan().to_json()) | {"version": 3}
+    for region in data["regions"]:
+        del region["first_saved"]
+    assert Plan.from_json(json.dumps(data)) == some_plan()
+
+
+def test_how_many_saved_tensors_are_dropped_is_read_back_equal() -> None:
+    plan = dataclasses.replace(some_plan(), regions=(PlannedRegion(("a", "b"), first_saved=3),))
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"first_saved": 0}, {"first_saved": 1, "kept": (KeptCall("a", "f", 0),)}, {"first_saved": 1, "inside": (PlannedRegion(("a.0",)),)}],
+)
+def test_first_saved_tensors_that_make_no_sense(more) -> None:
+    with pytest.raises(PlanError, match="only its first saved tensors"):
+        PlannedRegion(("a", "b"), **more)
 
 
 def test_a_file_from_before_regions_had_regions_inside_is_read() -> None:
     data = json.loads(some_plan().to_json()) | {"version": 2}
     for region in data["regions"]:
-        del region["inside"]
+        del region["inside"], region["first_saved"]
     assert Plan.from_json(json.dumps(data)) == some_plan()
 
 
@@ -62,6 +83,7 @@ def test_regions_inside_regions_are_read_back_equal() -> None:
         ((PlannedRegion(("a",)), PlannedRegion(("a.0",))), "'a.0' lies inside 'a'"),
         ((PlannedRegion(("a",), Decision.KEEP),), "only replays nest"),
         ((PlannedRegion(("a",), kept=(KeptCall("a", "f", 0),)),), "regions inside and kept calls"),
+        ((PlannedRegion(("a",), first_saved=1),), "regions inside and kept calls or tensors"),
     ],
 )
 def test_regions_inside_that_make_no_sense(inside, message) -> None:
@@ -72,7 +94,7 @@ def test_regions_inside_that_make_no_sense(inside, message) -> None:
 def test_a_file_from_before_calls_were_kept_is_read() -> None:
     data = json.loads(some_plan().to_json()) | {"version": 1}
     for region in data["regions"]:
-        del region["kept"], region["inside"]
+        del region["kept"], region["inside"], region["first_saved"]
     old = Plan.from_json(json.dumps(data))
     assert [region.paths for region in old.regions] == [region.paths for region in some_plan().regions]
     assert not any(region.kept for region in old.regions)
@@ -130,7 +152,7 @@ DAMAGE = {
     "a list": ("[]", "a JSON object was required, found a list"),
     "another format": (changed(format="other"), "'other'"),
     "no format": ("{}", 'its "format" is None'),
-    "a later version": (changed(version=4), "version 4, this lowtide reads versions 1 to 3"),
+    "a later version": (changed(version=5), "version 5, this lowtide reads versions 1 to 4"),
     "a version as text": (changed(version="1"), "version '1'"),
     "a version as truth": (changed(version=True), "version True"),
     "a field missing": (without("budget_bytes"), "'budget_bytes' is missing"),
@@ -148,31 +170,47 @@ DAMAGE = {
     "a region as text": (changed(regions=["a"]), "region 0 of the plan must be an object"),
     "a region without decision": (changed(regions=[{"paths": ["a"]}]), "region 0 of the plan is damaged: the field 'decision' is missing"),
     "an unknown decision": (
-        changed(regions=[{"paths": ["a"], "decision": "forget", "kept": [], "inside": []}]),
+        changed(regions=[{"paths": ["a"], "decision": "forget", "kept": [], "inside": [], "first_saved": None}]),
         "'forget', one of keep, recompute",
     ),
-    "a decision of another type": (changed(regions=[{"paths": ["a"], "decision": ["keep"], "kept": [], "inside": []}]), "one of keep"),
+    "a decision of another type": (
+        changed(regions=[{"paths": ["a"], "decision": ["keep"], "kept": [], "inside": [], "first_saved": None}]),
+        "one of keep",
+    ),
     "a kept call as text": (
-        changed(regions=[{"paths": ["a"], "decision": "recompute", "kept": ["f"], "inside": []}]),
+        changed(regions=[{"paths": ["a"], "decision": "recompute", "kept": ["f"], "inside": [], "first_saved": None}]),
         "must be an object, found 'f'",
     ),
     "a kept call without index": (
-        changed(regions=[{"paths": ["a"], "decision": "recompute", "kept": [{"module": "a", "function": "f"}], "inside": []}]),
+        changed(
+            regions=[
+                {"paths": ["a"], "decision": "recompute", "kept": [{"module": "a", "function": "f"}], "inside": [], "first_saved": None}
+            ]
+        ),
         "the field 'index' is missing",
     ),
-    "paths as text": (changed(regions=[{"paths": "a", "decision": "keep", "kept": [], "inside": []}]), "must be a list, found 'a'"),
-    "a path as a number": (changed(regions=[{"paths": [1], "decision": "keep", "kept": [], "inside": []}]), "a path of region 0"),
-    "no path": (changed(regions=[{"paths": [], "decision": "keep", "kept": [], "inside": []}]), "names no module"),
+    "paths as text": (
+        changed(regions=[{"paths": "a", "decision": "keep", "kept": [], "inside": [], "first_saved": None}]),
+        "must be a list, found 'a'",
+    ),
+    "a path as a number": (
+        changed(regions=[{"paths": [1], "decision": "keep", "kept": [], "inside": [], "first_saved": None}]),
+        "a path of region 0",
+    ),
+    "no path": (changed(regions=[{"paths": [], "decision": "keep", "kept": [], "inside": [], "first_saved": None}]), "names no module"),
     "a path twice in a region": (
-        changed(regions=[{"paths": ["a", "a"], "decision": "keep", "kept": [], "inside": []}]),
+        changed(regions=[{"paths": ["a", "a"], "decision": "keep", "kept": [], "inside": [], "first_saved": None}]),
         "names a module twice",
     ),
-    "a path in two regions": (changed(regions=[{"paths": ["a"], "decision": "keep", "kept": [], "inside": []}] * 2), "'a' is in two"),
+    "a path in two regions": (
+        changed(regions=[{"paths": ["a"], "decision": "keep", "kept": [], "inside": [], "first_saved": None}] * 2),
+        "'a' is in two",
+    ),
     "a region inside another": (
         changed(
             regions=[
-                {"paths": ["a.b.c"], "decision": "keep", "kept": [], "inside": []},
-                {"paths": ["a"], "decision": "keep", "kept": [], "inside": []},
+                {"paths": ["a.b.c"], "decision": "keep", "kept": [], "inside": [], "first_saved": None},
+                {"paths": ["a"], "decision": "keep", "kept": [], "inside": [], "first_saved": None},
             ]
         ),
         "'a.b.c' lies inside 'a'",
@@ -180,8 +218,8 @@ DAMAGE = {
     "a region inside the root": (
         changed(
             regions=[
-                {"paths": ["a"], "decision": "keep", "kept": [], "inside": []},
-                {"paths": [""], "decision": "keep", "kept": [], "inside": []},
+                {"paths": ["a"], "decision": "keep", "kept": [], "inside": [], "first_saved": None},
+                {"paths": [""], "decision": "keep", "kept": [], "inside": [], "first_saved": None},
             ]
         ),
         "'a' lies inside ''",

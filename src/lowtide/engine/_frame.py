@@ -187,7 +187,15 @@ class Frame:
         call, region = self.calls[-1], self.region
         script = call.profile.expected
         plain, grads = (_NONE, _NONE) if script is None else (script.plain, script.grads)
-        return packing(self.slots, plain, grads, call.first, self, region, self._keep_free)
+        if region.options.first_saved is None or self._around is not None:
+            return packing(self.slots, plain, grads, call.first, self, region, self._keep_free)
+        dropped = max(region.options.first_saved - call.first, 0)  # of what follows each tensor is asked about
+        return packing(self.slots, plain[:dropped], grads[:dropped], call.first, self, region, self._keep_last)
+
+    def _keep_last(self, tensor: torch.Tensor, region: Region) -> Any:
+        """As ``_keep_free``, where a region drops the first of the tensors that are saved, and keeps the others."""
+        free, count = self._keep_free(tensor, region), region.options.first_saved
+        return (tensor.detach(), tensor._version, region) if free is None and count is not None and len(self.slots) >= count else free
 
     def _keep_free(self, tensor: torch.Tensor, region: Region) -> Any:
         """What to hold of a tensor that was there before the call: an input, or a view of one.

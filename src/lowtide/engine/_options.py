@@ -33,9 +33,11 @@ class Options:
             ``policy.decide(site)`` gets a ``CallSite`` and returns ``Decision.KEEP`` or ``Decision.RECOMPUTE``. It is asked
             once a call, when the region's first run is over; from the next run on what it chose is kept, and a
             replay does not run those calls again. ``None`` keeps nothing.
+        first_saved: of the tensors that autograd saves in a call, how many are dropped, from the first on. Those after them are kept as
+            they are, and a replay ends before it gets there; inside other regions and hooks all are dropped. ``None`` for all.
 
     Raises:
-        InvalidInputError: the policy has no method ``decide``.
+        InvalidInputError: the policy has no method ``decide``, ``first_saved`` is less than one, or there are both.
     """
 
     name: str = ""
@@ -44,12 +46,17 @@ class Options:
     check_values: bool = False
     python_state: bool = True
     policy: Policy | None = None
+    first_saved: int | None = None
 
     def __post_init__(self) -> None:
         if self.policy is not None and not callable(getattr(self.policy, "decide", None)):
             raise InvalidInputError(
                 f"a policy needs a method decide(site) that returns a Decision, but {self.policy!r} has none: "
                 "pass one of lowtide's policies, or an object with that method"
+            )
+        if self.first_saved is not None and (self.first_saved < 1 or self.policy is not None):
+            raise InvalidInputError(
+                f"first_saved is how many saved tensors a region drops: one or more, and without a policy; found {self.first_saved!r}"
             )
         object.__setattr__(self, "policy", _known(self.policy))
 

@@ -47,6 +47,7 @@ class RegionChoice:
         kept_saves_s: by how much longer it would take if it kept nothing.
         next: what the next bytes would buy here; ``None`` where nothing is to be had.
         inside: how many regions are inside it, at all levels.
+        first_saved: how many of its saved tensors it drops, where it keeps the others; ``None`` where it drops all.
     """
 
     paths: tuple[str, ...]
@@ -56,6 +57,7 @@ class RegionChoice:
     kept_saves_s: float
     next: Upgrade | None
     inside: int = 0
+    first_saved: int | None = None
 
     @property
     def why(self) -> str:
@@ -64,6 +66,8 @@ class RegionChoice:
             return f"its replay makes the inputs of {self.inside} regions inside, each of which is replayed in turn"
         if not self.frees_bytes:
             return "frees nothing at the peak by itself: others rise to it without this one"
+        if self.first_saved is not None:
+            return f"the first {self.first_saved} of its saved tensors are cheap for what they free, the others are kept"
         return "keeps what is dear, replays the rest" if self.kept else "all of it is cheap for what it frees"
 
 
@@ -118,6 +122,7 @@ def _choice(index: TraceIndex, plan: Plan, region: PlannedRegion, after: Simulat
         kept_saves_s=bare.added_s - after.added_s,
         next=_best(upgrades),
         inside=_inside(region),
+        first_saved=region.first_saved,
     )
 
 
@@ -126,8 +131,8 @@ def _inside(region: PlannedRegion) -> int:
 
 
 def _keeping_more(index: TraceIndex, region: PlannedRegion) -> Iterator[tuple[KeptCall, PlannedRegion]]:
-    if region.inside:
-        return  # a region has regions inside or kept calls
+    if region.inside or region.first_saved is not None:
+        return  # a region with kept calls has neither
     for call in keepable(index, region.paths):
         if call not in region.kept:
             yield call, replace(region, kept=tuple(sorted((*region.kept, call))))

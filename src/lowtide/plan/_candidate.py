@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from lowtide.plan._index import NEVER, ints
-from lowtide.plan._replay import Replay
+from lowtide.plan._index import NEVER, Ints, ints
+from lowtide.plan._replay import Replay, slots_of
 from lowtide.plan._solution import KeptCall, PlannedRegion
 
 
@@ -21,17 +21,19 @@ class Candidate:
         kept: calls whose results it keeps.
         replays: one for each occurrence; with regions inside, those of each of them as well, in the order in which they run.
         inside: regions in it that are replayed on their own.
+        first_saved: of the tensors saved in it, how many it drops; ``None`` for all.
     """
 
     paths: tuple[str, ...]
     kept: tuple[KeptCall, ...]
     replays: tuple[Replay, ...]
     inside: tuple[PlannedRegion, ...] = ()
+    first_saved: int | None = None
 
     @property
     def region(self) -> PlannedRegion:
         """As a plan has it."""
-        return PlannedRegion(self.paths, kept=self.kept, inside=self.inside)
+        return PlannedRegion(self.paths, kept=self.kept, inside=self.inside, first_saved=self.first_saved)
 
     @cached_property
     def seconds(self) -> float:
@@ -62,9 +64,11 @@ class Candidate:
 
     @cached_property
     def freed_bytes(self) -> int:
-        """Bytes of what it drops, less those of results that nobody would have saved had it not kept them."""
+        """Bytes of what it drops and does not save elsewhere, less those of results that nobody would have saved had it not kept them."""
         index = self.replays[0].index
         dropped = ints({int(index.slot_storage[slot]) for slot in self.dropped})
+        if self.first_saved is not None:
+            dropped = np.setdiff1d(dropped, np.concatenate([index.slot_storage[_after(r, self.first_saved)] for r in self.replays]))
         results = np.unique(np.concatenate([r.results for r in self.replays]))
         return int(index.bytes[dropped].sum() - index.bytes[np.setdiff1d(results, index.slot_storage)].sum())
 
@@ -77,3 +81,8 @@ class Candidate:
     def ops(self) -> tuple[tuple[int, ...], ...]:
         """The ops that run again, by replay."""
         return tuple(tuple(r.ops.tolist()) for r in self.replays if r.before != NEVER)
+
+
+def _after(replay: Replay, first_saved: int) -> Ints:
+    """The saved tensors that it keeps, being after so many."""
+    return slots_of(replay.index, replay.calls)[first_saved:]

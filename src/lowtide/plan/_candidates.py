@@ -6,11 +6,13 @@ tensors by running at least the same ops as another, while it holds and fetches 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lowtide.plan._candidate import Candidate
 from lowtide.plan._conflicts import Conflicts
 from lowtide.plan._copies import copies
+from lowtide.plan._cuts import first_saved
 from lowtide.plan._equal import EqualBlocks
 from lowtide.plan._index import NEVER, TraceIndex
 from lowtide.plan._nested import Nesting
@@ -67,10 +69,18 @@ def _options(index: TraceIndex, base: Candidate) -> list[Candidate]:
     """A region with each set of calls worth keeping in it, the empty one first."""
     sets = kept_sets(index, base.replays) if _may_keep(index, base) else []
     found = [base, *(Candidate(base.paths, kept, tuple(replays_of(index, base.paths, kept))) for kept in sets)]
+    found += _ending_early(index, base)
     found = _undominated([c for c in found if c.dropped])
     if len(found) <= _MOST_OPTIONS:
         return found
     return [found[i] for i in undominated([(c.freed_bytes, c.seconds, c.peak_bytes) for c in found], _MOST_OPTIONS)]
+
+
+def _ending_early(index: TraceIndex, base: Candidate) -> Iterator[Candidate]:
+    """A region that drops no more than the first of its saved tensors."""
+    if _may_keep(index, base):
+        for count in first_saved(index, base.replays):
+            yield Candidate(base.paths, (), tuple(replays_of(index, base.paths, (), count)), first_saved=count)
 
 
 def _may_keep(index: TraceIndex, base: Candidate) -> bool:

@@ -54,7 +54,8 @@ def _renamed(index: TraceIndex, candidate: Candidate, old: str, new: str) -> Ite
         yield nested_candidate(index, paths, tuple(_renamed_region(region, old, new) for region in candidate.inside))
         return
     kept = tuple(replace(call, module=new + call.module.removeprefix(old)) for call in candidate.kept)
-    found = Candidate(paths, kept, tuple(replays_of(index, paths, kept)))
+    replays = replays_of(index, paths, kept, candidate.first_saved)
+    found = Candidate(paths, kept, tuple(replays), first_saved=candidate.first_saved)
     if found.dropped:
         yield found
 

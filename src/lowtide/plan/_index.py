@@ -50,7 +50,7 @@ class TraceIndex:
     Attributes:
         overhead: what the engine takes.
         trace: with calls of functions between modules among its calls.
-        replays: what has been read so far by ``_replay.replays_of``, by region and what it keeps.
+        replays: what has been read so far by ``_replay.replays_of``, by region, what it keeps and how much it drops.
         seconds, workspace, op_call, forward: by op.
         bytes, category, born, freed, resident: by storage; ``category`` indexes ``CATEGORIES``.
         slot_storage, slot_call, position, used, released: by saved tensor.
@@ -62,7 +62,7 @@ class TraceIndex:
     def __init__(self, trace: StepTrace, overhead: Overhead = ENGINE) -> None:
         self.trace = trace = with_function_calls(trace)
         self.overhead = overhead
-        self.replays: dict[tuple[tuple[str, ...], tuple[KeptCall, ...]], list[Replay]] = {}
+        self.replays: dict[tuple[tuple[str, ...], tuple[KeptCall, ...], int | None], list[Replay]] = {}
         self._read_ops(trace)
         self._read_storages(trace)
         self._read_slots(trace)

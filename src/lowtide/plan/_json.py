@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from lowtide.plan._solution import KeptCall, Plan, PlannedRegion
 
 FORMAT = "lowtide.plan"
-VERSION = 3
-_WITHOUT_KEPT, _WITHOUT_INSIDE = 1, 2
-"""The versions before plans named calls to keep, and regions inside others."""
+VERSION = 4
+_WITHOUT_KEPT, _WITHOUT_INSIDE, _WITHOUT_FIRST_SAVED = 1, 2, 3
+"""The versions before plans named calls to keep, regions inside others, and how many saved tensors are dropped."""
 _REGION_FIELDS = {
     _WITHOUT_KEPT: ("paths", "decision"),
     _WITHOUT_INSIDE: ("paths", "decision", "kept"),
-    VERSION: ("paths", "decision", "kept", "inside"),
+    _WITHOUT_FIRST_SAVED: ("paths", "decision", "kept", "inside"),
+    VERSION: ("paths", "decision", "kept", "inside", "first_saved"),
 }
 _TEXTS = ("fingerprint", "solver", "status", "device", "torch_version")
 _COUNTS = ("budget_bytes", "predicted_peak_bytes")
@@ -44,6 +45,7 @@ def _encoded(region: PlannedRegion) -> dict[str, Any]:
         "decision": region.decision.value,
         "kept": [asdict(call) for call in region.kept],
         "inside": [_encoded(inner) for inner in region.inside],
+        "first_saved": region.first_saved,
     }
 
 
@@ -110,7 +112,9 @@ def _region(what: str, entry: Any, version: int) -> PlannedRegion:
     kept = tuple(_kept(f"a kept call of {what}", call) for call in _list(f"the kept calls of {what}", entry.get("kept", [])))
     within = _list(f"the regions inside {what}", entry.get("inside", []))
     inside = tuple(_region(f"region {i} inside {what}", inner, version) for i, inner in enumerate(within))
-    return PlannedRegion(paths, _decision(what, entry["decision"]), kept, inside)
+    first = entry.get("first_saved")
+    first_saved = None if first is None else _count(f"the saved tensors of {what}", first)
+    return PlannedRegion(paths, _decision(what, entry["decision"]), kept, inside, first_saved)
 
 
 def _kept(what: str, entry: Any) -> KeptCall:

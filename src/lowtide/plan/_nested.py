@@ -89,7 +89,7 @@ class Nesting:
         self._layer_of_slot, self._made = _layers_of_slots(index, paths.starts_of_layers), ~index.resident
         spans = zip(paths.start.tolist(), paths.end.tolist(), strict=True)
         placed = zip(spans, (found[i] for i in paths.candidate.tolist()), strict=True)
-        self._outer = [(span, candidate) for span, candidate in placed if not candidate.kept]
+        self._outer = [(span, candidate) for span, candidate in placed if not candidate.kept and candidate.first_saved is None]
         self._edges: dict[int, list[_Edge]] = {}
         for span, candidate in self._outer:
             self._add(span, candidate)

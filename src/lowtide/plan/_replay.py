@@ -90,21 +90,21 @@ class Replay:
         return int((self.live_bytes.sum(axis=1) + self.index.workspace[self.ops]).max())
 
 
-def replays_of(index: TraceIndex, paths: tuple[str, ...], kept: tuple[KeptCall, ...] = ()) -> list[Replay]:
-    """Every occurrence of a region in the step.
+def replays_of(index: TraceIndex, paths: tuple[str, ...], kept: tuple[KeptCall, ...] = (), first_saved: int | None = None) -> list[Replay]:
+    """Every occurrence of a region in the step; the arguments are as of ``PlannedRegion``.
 
     Raises:
         PlanError: a path that was never called, members that never run one after the other, a call that
             cannot be replayed, or one that is to be kept and is not there.
     """
-    key = (paths, kept)
+    key = (paths, kept, first_saved)
     if key not in index.replays:
-        index.replays[key] = _read_all(index, paths, kept)
+        index.replays[key] = _read_all(index, paths, kept, first_saved)
     return index.replays[key]
 
 
-def _read_all(index: TraceIndex, paths: tuple[str, ...], kept: tuple[KeptCall, ...]) -> list[Replay]:
-    return [read(index, paths, calls, kept) for calls in replayable(index, paths)]
+def _read_all(index: TraceIndex, paths: tuple[str, ...], kept: tuple[KeptCall, ...], first_saved: int | None) -> list[Replay]:
+    return [read(index, paths, calls, kept, first_saved=first_saved) for calls in replayable(index, paths)]
 
 
 def replayable(index: TraceIndex, paths: tuple[str, ...]) -> list[tuple[int, ...]]:
@@ -176,6 +176,7 @@ def read(
     kept: tuple[KeptCall, ...],
     inside: Sequence[Replay] = (),
     around: Ints | None = None,
+    first_saved: int | None = None,
 ) -> Replay:
     """One occurrence.
 
@@ -184,6 +185,7 @@ def read(
         paths, calls, kept: of the region.
         inside: replays of regions in it: what is saved there is theirs, and their inputs are handed to this one.
         around: ops of the outermost region around it, if there is one: what they make is gone until that one is replayed.
+        first_saved: how many of the tensors saved in it are dropped.
     """
     keeps = kept_in(index, calls, kept)
     member_ops = np.setdiff1d(member_ops_of(index, calls), skipped_ops(index, keeps), assume_unique=True)
@@ -191,7 +193,7 @@ def read(
     inputs = _inputs(index, calls)
     written = index.written_by(member_ops, inputs)
     makers = member_ops if around is None else around
-    own = Saved.by_autograd(index, _slots_made_anew(index, calls, makers, written, inside))
+    own = Saved.by_autograd(index, _slots_made_anew(index, calls, makers, written, inside, first_saved))
     saved = own.with_(Saved.by_regions(index, inside, makers)) if inside else own
     before = _first_need(saved)
     drops = _drops(saved, before)
@@ -237,9 +239,17 @@ def member_ops_of(index: TraceIndex, calls: tuple[int, ...]) -> Ints:
     return np.concatenate(parts).astype(np.int64)
 
 
-def _slots_made_anew(index: TraceIndex, calls: tuple[int, ...], makers: Ints, written: Ints, inside: Sequence[Replay]) -> Ints:
-    """Saved tensors of the members that replays make anew, or by writing to an input; all others were there before and are kept."""
+def slots_of(index: TraceIndex, calls: tuple[int, ...], first_saved: int | None = None) -> Ints:
+    """The tensors saved in the members, in the order in which they are saved: all, or the first so many."""
     slots = np.sort(np.concatenate([index.slots_of_call(call) for call in calls]))
+    return slots if first_saved is None else slots[:first_saved]
+
+
+def _slots_made_anew(
+    index: TraceIndex, calls: tuple[int, ...], makers: Ints, written: Ints, inside: Sequence[Replay], first_saved: int | None
+) -> Ints:
+    """Saved tensors of the members that replays make anew, or by writing to an input; all others were there before and are kept."""
+    slots = slots_of(index, calls, first_saved)
     if inside:
         theirs = np.concatenate([index.slots_of_call(call) for replay in inside for call in replay.calls])
         slots = np.setdiff1d(slots, theirs, assume_unique=True)

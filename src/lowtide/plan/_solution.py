@@ -48,20 +48,27 @@ class PlannedRegion:
         decision: the decision covers every call of these modules.
         kept: calls in it whose results are kept all the same.
         inside: regions in it that are replayed on their own: it hands them their inputs, which is all that its replay makes of them.
+        first_saved: of the tensors that autograd saves in a call of it, how many are dropped, from the first on: those after them are kept
+            as they are, and the replay ends before it gets there. ``None`` for all.
 
     Raises:
         PlanError: no path, or one path twice; a region inside that reaches beyond this one, is all of it, overlaps another, or is kept;
-            kept calls in a region with others inside, or in one of those.
+            two of kept calls, regions inside and ``first_saved``, or any of them in a region inside that keeps calls or tensors.
     """
 
     paths: tuple[str, ...]
     decision: Decision = Decision.RECOMPUTE
     kept: tuple[KeptCall, ...] = ()
     inside: tuple[PlannedRegion, ...] = ()
+    first_saved: int | None = None
 
     def __post_init__(self) -> None:
         if not self.paths:
             raise PlanError("a region of the plan names no module: give it one path or more")
+        if self.first_saved is not None and (self.first_saved < 1 or self.kept or self.inside):
+            raise PlanError(
+                f"region {self.paths} of the plan drops only its first saved tensors: that is one at least, and with nothing kept or inside"
+            )
         if len(set(self.paths)) != len(self.paths):
             raise PlanError(f"region {self.paths} of the plan names a module twice: name each once")
         if self.inside:
@@ -79,8 +86,8 @@ class PlannedRegion:
                 raise PlanError(
                     f"region {region.paths} is inside another of the plan and is to be {region.decision.value}: only replays nest"
                 )
-        if self.kept or any(region.kept for region in self.inside):
-            raise PlanError(f"region {self.paths} of the plan has regions inside and kept calls: it can have one or the other")
+        if self.kept or any(region.kept or region.first_saved is not None for region in self.inside):
+            raise PlanError(f"region {self.paths} of the plan has regions inside and kept calls or tensors: it can have one or the other")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def trees_of(index: TraceIndex, region: PlannedRegion) -> list[list[Replay]]:
         PlanError: as of ``replays_of``, or regions inside that overlap.
     """
     if not region.inside:
-        return [[replay] for replay in replays_of(index, region.paths, region.kept)]
+        return [[replay] for replay in replays_of(index, region.paths, region.kept, region.first_saved)]
     return [_tree(index, node) for node in _nodes(index, region)]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 from torch import nn
 
-from lowtide.engine import FunctionMember, RegionHandle, install, refuse_installed
+from lowtide.engine import FunctionMember, Options, RegionHandle, install, refuse_installed
 from lowtide.errors import PlanError, PolicyError
 from lowtide.plan import FunctionPath, Plan, PlannedRegion
 from lowtide.policy._checkpoint import read_policy
@@ -23,6 +24,14 @@ from lowtide.policy._policy import Policy, PolicyRegion
 from lowtide.records import CallSite, Decision
 
 Members = list[tuple[str, nn.Module | FunctionMember]]
+
+
+class _Wanted(NamedTuple):
+    """A region that is to be installed; ``first_saved`` as of a plan."""
+
+    members: Members
+    policy: Policy | None
+    first_saved: int | None = None
 
 
 class Handle:
@@ -103,19 +112,21 @@ def apply(model: nn.Module, policy: Policy | Plan | str | Callable[[CallSite], D
     refuse_wrapped(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     wanted = _of_plan(model, found, modules) if isinstance(found, Plan) else _of_policy(model, found, modules)
-    warn_of_checkpointing((path, member) for members, _ in wanted for path, member in members if isinstance(member, nn.Module))
-    ledger = Ledger((policy for _, policy in wanted if policy is not None), map(_name_of, (members for members, _ in wanted)))
+    warn_of_checkpointing((path, member) for region in wanted for path, member in region.members if isinstance(member, nn.Module))
+    ledger = Ledger((region.policy for region in wanted if region.policy is not None), [_name_of(region.members) for region in wanted])
     regions = _installed(wanted, ledger)
     handle = Handle(found, regions, switch_caches_off(model, (module for region in regions for module in region.modules())))
     ledger.undo = handle.remove
     return handle
 
 
-def _installed(wanted: list[tuple[Members, Policy | None]], ledger: Ledger) -> list[RegionHandle]:
+def _installed(wanted: list[_Wanted], ledger: Ledger) -> list[RegionHandle]:
     installed: list[RegionHandle] = []
     try:
-        for members, policy in wanted:
-            installed.append(install(members, policy=None if policy is None else Decider(policy, ledger), around=True))
+        for region in wanted:
+            policy = None if region.policy is None else Decider(region.policy, ledger)
+            options = Options(policy=policy, first_saved=region.first_saved)
+            installed.append(install(region.members, options, around=True))
     except BaseException:
         for handle in installed:
             handle.remove()
@@ -129,10 +140,10 @@ def _name_of(members: Members) -> str:
     return members[0][0] if len(members) == 1 else f"{members[0][0]} … {members[-1][0]}"
 
 
-def _of_plan(model: nn.Module, plan: Plan, modules: dict[str, nn.Module]) -> list[tuple[Members, Policy | None]]:
+def _of_plan(model: nn.Module, plan: Plan, modules: dict[str, nn.Module]) -> list[_Wanted]:
     plan.check_fingerprint(fingerprint(model))
     regions = (part for region in plan.regions if region.decision is not Decision.KEEP for part in _from_inside(region))
-    return [(_members(region, modules), KeepCalls(region.kept) if region.kept else None) for region in regions]
+    return [_Wanted(_members(r, modules), KeepCalls(r.kept) if r.kept else None, r.first_saved) for r in regions]
 
 
 def _from_inside(region: PlannedRegion) -> Iterator[PlannedRegion]:
@@ -158,7 +169,7 @@ def _member(path: str, modules: dict[str, nn.Module]) -> nn.Module | FunctionMem
     return FunctionMember(modules[function.caller], function.function, function.index)
 
 
-def _of_policy(model: nn.Module, policy: Policy, modules: dict[str, nn.Module]) -> list[tuple[Members, Policy | None]]:
+def _of_policy(model: nn.Module, policy: Policy, modules: dict[str, nn.Module]) -> list[_Wanted]:
     regions = policy.regions(model)
     if not regions and policy.chosen(model) is None:
         raise PolicyError(
@@ -168,12 +179,12 @@ def _of_policy(model: nn.Module, policy: Policy, modules: dict[str, nn.Module]) 
     for region in regions:
         _check_modules(model, region)
     seen: set[int] = set()
-    wanted: list[tuple[Members, Policy | None]] = []
+    wanted: list[_Wanted] = []
     for region in regions:
         members: Members = [(path, modules[path]) for path in region.paths if id(modules[path]) not in seen]
         seen.update(id(module) for _, module in members)
         if members:
-            wanted.append((members, region.policy))
+            wanted.append(_Wanted(members, region.policy))
     return wanted
 
 

@@ -19,7 +19,7 @@ def plan_explanation_table(found: PlanExplanation) -> RenderableType:
         table.add_column(heading, justify="right")
     table.add_column("the next bytes would buy", overflow="fold")
     for choice in found.regions:
-        kept = ", ".join(map(_call, choice.kept)) or "nothing"
+        kept = ", ".join(map(_call, choice.kept)) or ("nothing" if choice.first_saved is None else f"all after {choice.first_saved} saved")
         table.add_row(
             Text(region_name(choice.paths)), kept, format_bytes(choice.frees_bytes), format_seconds(choice.seconds), _next(choice)
         )

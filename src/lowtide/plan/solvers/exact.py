@@ -46,7 +46,7 @@ def flat(index: TraceIndex) -> Exact:
 
 def whole_regions(index: TraceIndex) -> Exact:
     """As ``suited``, with regions that keep nothing: the knapsack over modules and segments that whole-module planners solve."""
-    found = [c for c in candidates(index).regions if not c.kept]
+    found = [c for c in candidates(index).regions if not c.kept and c.first_saved is None]
     return _over_paths(index, found, WHOLE_REGION) or MixedInteger(index, found, WHOLE_REGION)
 
 
