@@ -24,7 +24,8 @@ def test_simulation_equals_plain_counting_moment_by_moment(random) -> None:
     trace = random_trace(random, ops=7, functions=2)
     plans = [chosen for chosen, *_ in all_plans(trace)]
     keeping = [chosen for chosen in plans if any(region.kept for region in chosen)]
-    for chosen in [plans[0], random.choice(plans), random.choice(keeping or plans), max(plans, key=len)]:
+    ending = [chosen for chosen in plans if any(region.first_saved is not None for region in chosen)]
+    for chosen in [plans[0], random.choice(plans), random.choice(keeping or plans), random.choice(ending or plans), max(plans, key=len)]:
         result = simulate(trace, chosen)
         counted = [("replay" if m.phase == "replay" else "step", m.op, sum(m.live_bytes)) for m in result.moments]
         assert counted == timeline(trace, chosen)
