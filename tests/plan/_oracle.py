@@ -190,7 +190,11 @@ def all_regions(trace: StepTrace) -> list[tuple[str, ...]]:
         made = {s for c in run for s in trace.calls[c].outputs}
         callers = [trace.calls[c].parent for c in run if trace.calls[c].type == TYPE]
         for c, call in enumerate(trace.calls):
-            level = call.parent == trace.calls[run[-1]].parent or leaves.issuperset(run)
+            blocks = [m for m in run if m not in leaves]
+            # A run of one block may end in the first module of what follows.
+            ended = bool(blocks) and run[-1] in leaves and trace.calls[run[-1]].parent != trace.calls[run[-2]].parent
+            enters = blocks == run[-1:] and c in leaves and call.type != TYPE
+            level = not ended and (call.parent == trace.calls[run[-1]].parent or leaves.issuperset(run) or enters)
             stays = all(inside(trace, c, {caller}) for caller in callers)
             if c in starts and level and stays and follows(trace, run[-1], call.path, tried) == c and made & set(call.inputs):
                 found.add(tuple(trace.calls[m].path for m in [*run, c]))

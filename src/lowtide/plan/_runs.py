@@ -50,9 +50,17 @@ def _next_calls(index: TraceIndex, run: Run) -> list[int]:
     passed = next((i for i, call in enumerate(following) if index.is_function[call] and index.is_offered[call]), len(following))
     following = following[: passed + 1]
     if not all(index.is_leaf(call) for call in run):
-        following = [call for call in following if index.parent[call] == index.parent[run[-1]]]
+        if index.is_leaf(run[-1]) and index.parent[run[-1]] != index.parent[run[-2]]:
+            return []
+        following = [call for call in following if index.parent[call] == index.parent[run[-1]] or _ends_in(index, run, call)]
     callers = [int(index.parent[call]) for call in run if index.is_function[call]]
     return [call for call in following if all(call < index.call_stop[caller] for caller in callers)]
+
+
+def _ends_in(index: TraceIndex, run: Run, call: int) -> bool:
+    """Whether a run of one block may end in the first module of what follows: that saves what the block hands on."""
+    outer = [not index.is_leaf(member) for member in run]
+    return outer[-1] and sum(outer) == 1 and index.is_leaf(call) and not index.is_function[call]
 
 
 def _is_allowed(index: TraceIndex, equal: EqualBlocks, run: Run, call: int) -> bool:
