@@ -269,9 +269,11 @@ STEPS: list[Callable[[Block], object]] = [
 
 def _shown(taken: Any) -> Any:
     """What was read, told by identity; of a buffer that calls write to there is a copy."""
-    return (
-        None if taken is None else [[id(t) for t in taken[0][3:]], taken[1][3:], *taken[2:3], [id(value) for value in taken[3]], *taken[4:]]
-    )
+    if taken is None:
+        return None
+    *settings, named = taken[3]
+    shown = [*map(id, settings), *((id(own), name) for own, name in named)]
+    return [[id(t) for t in taken[0][3:]], taken[1][3:], *taken[2:3], shown, *taken[4:]]
 
 
 @pytest.mark.parametrize("change", STEPS)

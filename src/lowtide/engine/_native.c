@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-#define API 5 /* `_acceleration.py` takes no other */
+#define API 6 /* `_acceleration.py` takes no other */
 
 PyObject *name_version;
 static PyObject *name_dtype, *name_shape, *name_requires_grad, *name_is_leaf, *name_base, *name_strange;

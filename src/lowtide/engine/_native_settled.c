@@ -25,7 +25,7 @@ typedef struct {
     Py_ssize_t *size; /* of each table */
     PyObject **tensor, **setting;
     PyObject *counting, *count; /* an object, and what its `next_id` was */
-    PyObject *flags, *nothing;
+    PyObject *flags, *nothing, *names; /* the names in the tables, in order; they are held, for a table may let go of its own */
 } Settled;
 
 static PyObject *name_next_id;
@@ -37,6 +37,7 @@ static int settled_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(settled->count);
     Py_VISIT(settled->flags);
     Py_VISIT(settled->nothing);
+    Py_VISIT(settled->names);
     return 0;
 }
 
@@ -49,6 +50,7 @@ static int settled_clear(PyObject *self) {
     Py_CLEAR(settled->count);
     Py_CLEAR(settled->flags);
     Py_CLEAR(settled->nothing);
+    Py_CLEAR(settled->names);
     return 0;
 }
 
@@ -99,11 +101,12 @@ static int is_count(Settled *settled) {
     return same;
 }
 
-static int holds_these(PyObject *table, PyObject **tensor) {
-    PyObject *value;
+/* Whether a table holds what it held from one place on, under the same names. */
+static int holds_these(Settled *settled, PyObject *table, Py_ssize_t first) {
+    PyObject *name, *value;
     Py_ssize_t position = 0;
-    for (Py_ssize_t at = 0; PyDict_Next(table, &position, NULL, &value); at++)
-        if (tensor[at] != value) return 0;
+    for (Py_ssize_t at = first; PyDict_Next(table, &position, &name, &value); at++)
+        if (settled->tensor[at] != value || PyList_GET_ITEM(settled->names, at) != name) return 0;
     return 1;
 }
 
@@ -118,7 +121,7 @@ static int is_settled(Settled *settled) {
         PyDictObject *table = settled->dict[index];
         Py_ssize_t size = PyDict_GET_SIZE(table);
         if (table->ma_version_tag != settled->number[index]) {
-            if (size != settled->size[index] || !holds_these((PyObject *)table, settled->tensor + at)) return 0;
+            if (size != settled->size[index] || !holds_these(settled, (PyObject *)table, at)) return 0;
             settled->number[index] = table->ma_version_tag;
         }
         at += size;
@@ -128,6 +131,17 @@ static int is_settled(Settled *settled) {
 
 static void ask_for(Settled *settled) {
     for (Py_ssize_t index = 0; index < settled->dicts; index++) SOON(&settled->dict[index]->ma_version_tag);
+}
+
+/* All names in the tables. */
+static PyObject *names_in(Settled *settled) {
+    PyObject *names = PyList_New(0), *name;
+    for (Py_ssize_t index = 0; names != NULL && index < settled->tables; index++) {
+        Py_ssize_t position = 0;
+        while (names != NULL && PyDict_Next((PyObject *)settled->dict[index], &position, &name, NULL))
+            if (PyList_Append(names, name)) Py_CLEAR(names);
+    }
+    return names;
 }
 
 /* Note what was read since; false if something has changed meanwhile. */
@@ -143,6 +157,9 @@ static PyObject *settled_fill(PyObject *self, PyObject *arguments) {
     if (total != counts[1]) return PyErr_Format(PyExc_ValueError, "there are %zd tensors in the tables", total);
     size_t size = (size_t)counts[0] * (sizeof(PyObject *) + sizeof(uint64_t) + sizeof(Py_ssize_t)) +
                   (size_t)(counts[1] + counts[2]) * sizeof(PyObject *);
+    PyObject *names = names_in(settled);
+    if (names == NULL) return NULL;
+    Py_XSETREF(settled->names, names);
     PyDictObject **block = PyMem_Realloc(settled->dict, size ? size : 1);
     if (block == NULL) return PyErr_NoMemory();
     settled->dict = block;

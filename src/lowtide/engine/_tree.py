@@ -251,12 +251,12 @@ def _take_tuple(value: tuple[Any, ...]) -> Taken:
 def _take_dict(value: dict[Any, Any]) -> Taken:
     keys = list(value)
     box = Box(lambda _: {}, lambda made, parts: made.update(zip(keys, parts, strict=True)))
-    box.labels = _Labels(keys)
+    box.labels = Keys(keys)
     return box, list(value.values())
 
 
-class _Labels:
-    """How the entries of a dictionary are written, for errors; made when it is read."""
+class Keys:
+    """The keys of a dictionary, and how its entries are written, for errors; that is made when it is read."""
 
     __slots__ = ("keys",)
 
@@ -296,7 +296,7 @@ def _take_other_dict(value: dict[Any, Any]) -> Taken:
             put(made, key, part)
 
     box = Box(lambda _: cls.__new__(cls), fill)
-    box.labels = _Labels(keys)
+    box.labels = Keys(keys)
     return box, [*dict.values(value), _attributes(value)]
 
 

@@ -7,7 +7,6 @@ its place for the call, and do not keep the module alive.
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import is_, itemgetter
@@ -18,6 +17,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
+from lowtide.engine._guards._attributes import ABSENT, put_attributes, put_back_attributes
+from lowtide.engine._guards._outside import CONTAINERS
 from lowtide.engine._guards._reading import Settled, same_values, values_of, versions_of
 from lowtide.engine._guards._structure import Structure, Tables
 from lowtide.errors import InputChangedError
@@ -62,7 +63,7 @@ class Watch:
     """
 
     __slots__ = (
-        "_buffer_count", "_counts", "_dicts", "_loose", "_moody", "_named", "_own", "_paths", "_places", "_readers", "_settled", "_sharded",
+        "_buffer_count", "_counts", "_dicts", "_loose", "_moody", "_named", "_paths", "_places", "_readers", "_settled", "_sharded",
         "_sizes", "_structure", "_tables", "audited", "changed", "containers", "kept", "lazy", "modules", "names", "overwritten", "states",
         "trainable", "trainings", "ways", "written",
     )  # fmt: skip
@@ -71,7 +72,6 @@ class Watch:
         found = [(path, m) for path, m in root.named_modules() if type(m.__dict__.get("_parameters")) is dict]
         self._paths = [path for path, _ in found]
         self._dicts: list[dict[str, Any]] = [m.__dict__ for _, m in found]
-        self._own = [m.__dict__ for _, m in found if type(m) not in _MOODLESS]
         # Buffers first: some frameworks take parameters out of their tables meanwhile, which must not shift the places of the others.
         tables = [(path, m.__dict__[kind]) for kind in ("_buffers", "_parameters") for path, m in found if m.__dict__[kind]]
         self._tables: list[dict[str, torch.Tensor | None]] = [table for _, table in tables]
@@ -86,7 +86,7 @@ class Watch:
         self.names = [f"{path}.{name}" if path else name for path, table in tables for name in table]
         self._sharded = any(base.__name__ in _SHARDED for _, m in found for base in type(m).__mro__)
         self._structure = Structure([m for _, m in found], exchanged=self._sharded)
-        self.containers = [(own, name) for own in self._own for name, value in own.items() if _is_own_container(name, value)]
+        self.containers = [(own, name) for own in self._dicts for name, value in own.items() if _is_own_container(name, value)]
         self._sizes: list[int] = []
         self._named: list[tuple[dict[str, Any], str]] = []
         self._readers: list[tuple[Any, dict[str, Any]]] = []
@@ -122,8 +122,8 @@ class Watch:
 
     @property
     def has_own(self) -> bool:
-        """Whether modules in it have attributes of their own."""
-        return bool(self._own)
+        """Whether there are modules in it that have attributes of their own."""
+        return bool(self._dicts)
 
     @property
     def has_still_buffers(self) -> bool:
@@ -144,7 +144,7 @@ class Watch:
             versions = [*map(version_of, tensors)]
         for index in self.written:
             tensors[index], versions[index] = _copy(tensors[index]), 0
-        settings = self._settings() if self._own else _NOTHING
+        settings = self._settings() if self._dicts else _NOTHING
         loose = self._take_loose() if self._loose else _NOTHING
         return tensors, versions, [*map(_training_of, self._moody)], settings, self._structure.hooks(), loose
 
@@ -159,14 +159,14 @@ class Watch:
         return [(value, version_of(value), self.path_of(own, name)) for own, name, value in found if isinstance(value, torch.Tensor)]
 
     def _settings(self) -> list[Any]:
-        """Attributes that are no part of ``nn.Module`` itself."""
-        if self._sizes != [*map(len, self._own)]:
-            self._sizes = [*map(len, self._own)]
-            named = [(own, [name for name in own if name not in _NOT_SETTINGS]) for own in self._own]
+        """Attributes that are no part of ``nn.Module`` itself, and last which ones these are."""
+        if self._sizes != [*map(len, self._dicts)]:
+            self._sizes = [*map(len, self._dicts)]
+            named = [(own, [name for name in own if name not in _NOT_SETTINGS]) for own in self._dicts]
             self._named = [(own, name) for own, names in named for name in names]
             self._readers = [(itemgetter(*names) if len(names) > 1 else _single(names[0]), own) for own, names in named if names]
         try:
-            return [*chain.from_iterable([read(own) for read, own in self._readers])]
+            return [*chain.from_iterable([read(own) for read, own in self._readers]), self._named]
         except KeyError:
             self._sizes = []
             return self._settings()
@@ -190,18 +190,18 @@ class Watch:
             return None
         settled = None if Settled is None else self._unsettled(trainings)
         tensors = values_of(self._tables, self._counts)
-        if tensors is None or not self._structure.has_same_modules() or self._structure.hooks():
+        if tensors is None or not self._structure.is_same() or self._structure.hooks():
             return None
         if self._moody and [*map(_training_of, self._moody)] != trainings:
             return None
-        settings = self._settings() if self._own else _NOTHING
+        settings = self._settings() if self._dicts else _NOTHING
         versions = versions_of(tensors)
         self._settled = settled if settled is not None and settled.fill(tensors, settings) else None
         return tensors, versions, trainings, settings, _NOTHING, _NOTHING
 
     def _unsettled(self, trainings: list[bool]) -> Any:
         """The dictionaries that have to stay as they are, and the count of hooks; what is in the tables is still to be filled in."""
-        dictionaries = [*self._tables, *self._own, *self._moody, *self._structure.tables()]
+        dictionaries = [*self._tables, *self._dicts, *self._moody, *self._structure.tables()]
         return Settled(dictionaries, len(self._tables), RemovableHandle, trainings, _NOTHING)
 
     def _is_settled_as(self, then: Taken) -> bool:
@@ -226,9 +226,9 @@ class Watch:
             return False
         if self._moody and [*map(_training_of, self._moody)] != then[2]:
             return False
-        if self.lazy or not self._structure.has_same_modules() or self._structure.hooks():
+        if self.lazy or not self._structure.is_same() or self._structure.hooks():
             return False
-        return not attributes or not self._own or not self.rebound(then)
+        return not attributes or not self.rebound(then, added=True)
 
     def lend(self, then: Taken) -> list[tuple[dict[str, Any], str, Any]]:
         """Have copies of what calls write to in place, as it was at another moment; returns what was there, to be put back."""
@@ -241,19 +241,18 @@ class Watch:
     def put(self, wanted: Taken, *, attributes: bool) -> Undo | None:
         """Put the tensors, flags and attributes of another moment in place; returns those that were there, None if they are the same."""
         structure, hooked = self._structure.put(wanted[4]), bool(wanted[4])
+        self._structure.check_names()
         tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
         training = [*map(_training_of, self._moody)]
         there, then = self._exchangeable(tensors), self._exchangeable(wanted[0])
         same = len(there) == len(then) and all(map(is_, there, then))
-        moved = self.rebound(wanted) if attributes and self._own and not self._sharded else []
+        moved = self.rebound(wanted, added=True) if attributes and not self._sharded else []
         if same and training == wanted[2] and not hooked and not moved and structure is None:
             return None
         data = [t.detach() for t in tensors if t is not None and t.is_leaf] if hooked else []
         if not same:
             self._put_tensors(then, there, self.written)
-        undo = [(own, name, own[name]) for own, name, _ in moved]
-        for own, name, value in moved:
-            own[name] = value
+        undo = put_attributes(moved)
         for own, flag in zip(self._moody, wanted[2], strict=True):
             own["training"] = flag
         return None if same and not data else tensors, training, data, undo, structure
@@ -267,8 +266,7 @@ class Watch:
             self._put_tensors(self._exchangeable(tensors), None, ())
         if tensors is not None and not self._sharded:
             _put_data([t for t in tensors if t is not None and t.is_leaf], data)
-        for own, name, value in attributes:
-            own[name] = value
+        put_back_attributes(attributes)
         for own, flag in zip(self._moody, training, strict=True):
             own["training"] = flag
         if structure is not None:
@@ -317,14 +315,23 @@ class Watch:
         """Every attribute that is no part of ``nn.Module`` itself."""
         return [(own, name) for own in self._dicts for name in own if name not in _OWN_OF_MODULES and name != "forward"]
 
-    def rebound(self, then: Taken) -> list[tuple[dict[str, Any], str, Any]]:
-        """Attributes of modules which are another object than they were, with what they were."""
-        if not self._own or self._is_settled_as(then):
+    def rebound(self, then: Taken, *, added: bool = False) -> list[tuple[dict[str, Any], str, Any]]:
+        """Attributes of modules which are another object than they were, with what they were.
+
+        Args:
+            then: another moment.
+            added: those as well that were not there, for one may hide a parameter, or an attribute of the class.
+        """
+        if not self._dicts or self._is_settled_as(then):
             return []
-        now = self._settings()
-        if len(now) != len(then[3]) or all(map(is_, now, then[3])):
+        now, named = self._settings(), then[3][-1]
+        if now[-1] is named and all(map(is_, now, then[3])):
             return []
-        return [(own, name, old) for (own, name), old in zip(self._named, then[3], strict=True) if own[name] is not old]
+        found = [(own, name, old) for (own, name), old in zip(named, then[3], strict=False) if own.get(name, ABSENT) is not old]
+        if added and now[-1] is not named:
+            known = {(id(own), name) for own, name in named}
+            found += [(own, name, ABSENT) for own, name in now[-1] if (id(own), name) not in known]
+        return found
 
     def path_of(self, own: dict[str, Any], name: str) -> str:
         """The path of an attribute, for people."""
@@ -345,7 +352,9 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_own_container(name: str, value: object) -> bool:
-    return name not in _OWN_OF_MODULES and type(value) in (list, dict, set, deque) and len(value) <= _LARGEST_CONTAINER  # type: ignore[arg-type]
+    if type(value) is tuple:  # what is in it may be changed
+        return any(type(part) in CONTAINERS for part in value)
+    return name not in _OWN_OF_MODULES and type(value) in CONTAINERS and len(value) <= _LARGEST_CONTAINER  # type: ignore[arg-type]
 
 
 def version_of(tensor: torch.Tensor | None) -> int:

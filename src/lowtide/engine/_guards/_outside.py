@@ -24,7 +24,7 @@ from torch import nn
 
 from lowtide.engine._guards._attributes import ABSENT, AttributeKeeper, Direct, fetch_direct, modified_in
 from lowtide.engine._parts import Box
-from lowtide.engine._tree import is_ordinary, load, store
+from lowtide.engine._tree import Keys, is_ordinary, load, store
 
 _LARGEST_CONTAINER = 64
 CONTAINERS = frozenset({list, dict, set, deque})
@@ -193,10 +193,17 @@ def _same_parts(one: Any, other: Any, seen: frozenset[int] = frozenset()) -> boo
         if id(one) in seen:  # a function that calls itself
             return True
         seen |= {id(one)}
-        return len(one.parts) == len(other.parts) and all(_same_parts(*pair, seen) for pair in zip(one.parts, other.parts, strict=True))
+        if len(one.parts) != len(other.parts) or _keys_of(one) != _keys_of(other):
+            return False
+        return all(_same_parts(*pair, seen) for pair in zip(one.parts, other.parts, strict=True))
     if hasattr(one, "tensor") and hasattr(other, "tensor"):
         return bool(one.is_as(other))
     return one is other or (isinstance(one, (int, float, str)) and one == other)
+
+
+def _keys_of(box: Box) -> list[Any] | None:
+    """Of a dictionary that was taken apart."""
+    return box.labels.keys if isinstance(box.labels, Keys) else None
 
 
 def put_outside(taken: list[Read]) -> list[tuple[Place, Any]]:

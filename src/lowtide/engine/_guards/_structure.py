@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lowtide.engine._guards._reading import same_values
+from lowtide.errors import InputChangedError
 
 Table = dict[Any, Any]
 # tables with what is in them; those without anything left out
@@ -26,7 +28,7 @@ class Structure:
         exchanged: some framework takes parameters out of their tables and puts them back.
     """
 
-    __slots__ = ("_bare", "_children", "_families", "_hooks", "_sized", "_sizes", "_table_sizes", "_tables")
+    __slots__ = ("_bare", "_children", "_families", "_hooks", "_names", "_sized", "_sizes", "_table_sizes", "_tables")
 
     def __init__(self, found: list[nn.Module], *, exchanged: bool = False) -> None:
         self._families = [(m._modules, dict(m._modules)) for m in found if m._modules]
@@ -37,6 +39,7 @@ class Structure:
         self._tables = [*(table for table in tables if not table), *(family for family, _ in self._families)]
         self._sized = [table for table in tables if table]
         self._sizes = [*map(len, self._sized)]
+        self._names = self._names_now()
         self._table_sizes = [*map(len, self._tables)]
         self._hooks: list[Table] = [table for m in found for table in _hooks_of(m)]
         self._bare = -1
@@ -44,11 +47,22 @@ class Structure:
 
     def is_stale(self) -> bool:
         """Whether there are other modules in it than there were, or more or fewer parameters or buffers."""
-        return [*map(len, self._sized)] != self._sizes or not self.has_same_modules()
+        return [*map(len, self._sized)] != self._sizes or not self.is_same()
 
-    def has_same_modules(self) -> bool:
-        """Whether the same modules are in them, and nothing is in the tables that were empty."""
-        return same_values(self._tables, self._table_sizes, self._children, _NOTHING)
+    def is_same(self) -> bool:
+        """Whether the same modules are in them, nothing is in the tables that were empty, and what is in the others has the same names."""
+        return same_values(self._tables, self._table_sizes, self._children, _NOTHING) and self._names_now() == self._names
+
+    def check_names(self) -> None:
+        """Raise ``InputChangedError`` if parameters or buffers have names of each other: tensors are put back in their order."""
+        if [*map(len, self._sized)] == self._sizes and self._names_now() != self._names:
+            raise InputChangedError(
+                "a replay needs the parameters and buffers under the names that they had in forward: do not rename or exchange any between "
+                "forward and backward by deleting them and setting them under another name"
+            )
+
+    def _names_now(self) -> list[str]:
+        return [*chain.from_iterable(self._sized), *chain.from_iterable([family for family, _ in self._families])]
 
     def tables(self) -> list[Table]:
         """The tables in which modules are, and those that were empty."""
