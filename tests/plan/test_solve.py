@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 
 import pytest
 
 from lowtide.errors import InfeasibleBudgetError
-from lowtide.plan import PlannedRegion, replayable_regions, simulate, smallest_budget, solve
+from lowtide.plan import PlannedRegion, _replay, _trees, replayable_regions, simulate, smallest_budget, solve
 from lowtide.plan._candidates import candidates
 from lowtide.plan._index import TraceIndex
 from lowtide.plan._problem import memory_model
@@ -217,3 +218,36 @@ def test_a_solve_prints_nothing(capfd) -> None:
     trace = block_chain(12, inner=5)
     solve(trace, 2 * smallest_budget(trace).budget_bytes)
     assert capfd.readouterr() == ("", "")
+
+
+def test_candidates_are_whole_once_time_is_up_and_nothing_is_proved_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = block_chain(12, inner=5)
+    budget = simulate(trace, [PlannedRegion((f"b{i}",)) for i in range(12)]).peak_bytes
+    assert solve(trace, budget, time_limit_s=1000.0).status == "optimal"
+    clock, read, limit_s = [0.0], _replay.read, 600.0
+    choosing: list[float] = []
+
+    def slow(
+        index: TraceIndex, paths: tuple[str, ...], calls: tuple[int, ...], kept: tuple, *rest: object, **more: object
+    ) -> _replay.Replay:
+        clock[0] += 1.0
+        if kept or rest or more.get("first_saved") is not None:
+            choosing.append(clock[0])
+        return read(index, paths, calls, kept, *rest, **more)
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    for module in (_replay, _trees):
+        monkeypatch.setattr(module, "read", slow)
+    plan = solve(trace, budget, time_limit_s=limit_s)
+    assert (plan.predicted_peak_bytes <= budget, plan.status, plan.solver) == (True, "feasible", "nested-path")
+    assert 0 < max(choosing) < 0.75 * limit_s
+    assert clock[0] < limit_s
+
+
+def test_all_regions_are_candidates_however_little_time_there_is() -> None:
+    trace = block_chain(12, inner=5)
+    every, whole = candidates(TraceIndex(trace), nested=True), candidates(TraceIndex(trace), nested=True, until=0.0)
+    assert (every.complete, whole.complete) == (True, False)
+    assert any(c.inside or c.first_saved is not None for c in every.regions)
+    assert not any(c.kept or c.inside or c.first_saved is not None for c in whole.regions)
+    assert {c.paths for c in every.regions} <= {c.paths for c in whole.regions}

@@ -6,6 +6,8 @@ tensors by running at least the same ops as another, while it holds and fetches 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -35,29 +37,32 @@ class Candidates:
 
     Attributes:
         regions: single modules first, each in order of first call.
-        complete: all of them; otherwise the longest segments are left out.
+        complete: all of them; otherwise the longest segments are left out, or time was up.
     """
 
     regions: tuple[Candidate, ...]
     complete: bool
 
 
-def candidates(index: TraceIndex, most_segments: int = SEGMENTS[-1], *, nested: bool = False) -> Candidates:
+def candidates(index: TraceIndex, most_segments: int = SEGMENTS[-1], *, nested: bool = False, until: float = math.inf) -> Candidates:
     """The candidates of a trace.
 
     Args:
         index: of the trace.
         most_segments: how many to consider; shorter segments come first.
         nested: give regions with regions inside as well, where regions are intervals of layers.
+        until: by ``time.monotonic``, from when on no more is read of what regions could keep, where they could end and what could be
+            inside them: then they are whole, which is soon found.
     """
     equal = EqualBlocks(index)
     segments, complete = runs(index, equal, most_segments)
     found = [_candidate(index, paths) for paths in [*_modules(index, equal), *segments]]
     # Pruned once with all their options: of two regions with the same replay, the one that is called less by may keep calls for less.
-    options = [c for base in found if base.dropped for c in _options(index, base)]
+    options = [c for base in found if base.dropped for c in (_options(index, base) if time.monotonic() < until else (base,))]
     kept = _undominated(options)
     paths = as_paths(index, Conflicts(kept)) if nested else None
-    kept += Nesting(index, kept, paths).candidates() if paths is not None else ()
+    kept += Nesting(index, kept, paths).candidates(until) if paths is not None else ()
+    complete = complete and time.monotonic() < until
     return Candidates((*kept, *copies(index, equal, kept)), complete)
 
 

@@ -13,6 +13,7 @@ shorter first, with a limit on all of them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -95,8 +96,8 @@ class Nesting:
             self._add(span, candidate)
         self._alone = [self._left_alone(layer) for layer in range(paths.nodes - 1)]
 
-    def candidates(self) -> Iterator[Candidate]:
-        """Those that peak lower than the same region with nothing inside, the shorter regions first."""
+    def candidates(self, until: float) -> Iterator[Candidate]:
+        """Those that peak lower than the same region with nothing inside, the shorter regions first, as long as there is time."""
         work = 0
         for (start, stop), candidate in sorted(self._outer, key=lambda entry: (entry[0][1] - entry[0][0], entry[0])):
             if not self._may_hold_others(candidate):
@@ -104,7 +105,7 @@ class Nesting:
             starting = (edge for layer in range(start, stop) for edge in self._edges.get(layer, ()))
             edges = [edge for edge in starting if edge.stop <= stop and edge.is_inside(candidate)]
             work += len(edges)
-            if work > _MOST_WORK:
+            if work > _MOST_WORK or time.monotonic() > until:
                 return
             for nested in self._read(candidate, self._ways(start, stop, edges, candidate)):
                 self._add((start, stop), nested)

@@ -25,6 +25,8 @@ Progress = Callable[[str], None]
 _GAP_OF_OPTIMAL = 1.0001e-4
 """The precision of the search in large models, and of its arithmetic."""
 _SHARE_OF_SMALLEST = 0.6
+_SHARE_OF_CANDIDATES = 0.5
+"""Of the time, what finding them may take before it is cut short."""
 _MOST_TO_POLISH = 200
 _MANY_CALLS = 300
 _CLOSE = 1e-4
@@ -85,6 +87,7 @@ class Search:
         self._asked = solver
         self.index = TraceIndex(trace, overhead)
         self._smallest: Scored | None = None
+        self._hurried = False
 
     @cached_property
     def rules(self) -> list[Scored]:
@@ -111,7 +114,9 @@ class Search:
         if self._exact is None:
             return None
         self._say(f"finding what may be replayed, of {self.index.module_calls} module calls")
-        exact = self._exact(self.index)
+        until = time.monotonic() + self._left_s() * _SHARE_OF_CANDIDATES
+        exact = self._exact(self.index, until)
+        self._hurried = time.monotonic() > until
         self._say(f"searching with {exact.name}")
         return exact
 
@@ -169,7 +174,7 @@ class Search:
             return [], None
         known_s = min((rule.added_s for rule in self.rules if rule.peak_bytes <= budget_bytes), default=math.inf)
         outcome = self.exact.fastest_within(budget_bytes, time_limit_s=self._left_s(), better_than_s=known_s)
-        return self._scored(outcome), outcome.bound
+        return self._scored(outcome), 0.0 if self._hurried else outcome.bound  # of what was not looked at nothing is known
 
     def smallest(self) -> Scored:
         """The plan of the smallest peak. Of the time, part is left for a faster plan of that peak."""

@@ -34,24 +34,29 @@ class Exact(Protocol):
         """The regions of the smallest peak, however slow, given that some plan has a peak of ``at_most_bytes``."""
 
 
-def suited(index: TraceIndex) -> Exact:
-    """The solver over paths where regions are intervals of layers, with regions inside regions, and the general one elsewhere."""
-    return _over_paths(index, candidates(index, nested=True).regions, NESTED) or MixedInteger(index)
+def suited(index: TraceIndex, until: float = math.inf) -> Exact:
+    """The solver over paths where regions are intervals of layers, with regions inside regions, and the general one elsewhere.
+
+    Args:
+        index: of the trace.
+        until: as of ``candidates``.
+    """
+    return _over_paths(index, candidates(index, nested=True, until=until).regions, NESTED) or MixedInteger(index)
 
 
-def flat(index: TraceIndex) -> Exact:
+def flat(index: TraceIndex, until: float = math.inf) -> Exact:
     """As ``suited``, with no region inside another."""
-    return _over_paths(index, candidates(index).regions, constrained_path.NAME) or MixedInteger(index)
+    return _over_paths(index, candidates(index, until=until).regions, constrained_path.NAME) or MixedInteger(index)
 
 
-def whole_regions(index: TraceIndex) -> Exact:
+def whole_regions(index: TraceIndex, until: float = math.inf) -> Exact:
     """As ``suited``, with regions that keep nothing: the knapsack over modules and segments that whole-module planners solve."""
-    found = [c for c in candidates(index).regions if not c.kept and c.first_saved is None]
+    found = [c for c in candidates(index, until=until).regions if not c.kept and c.first_saved is None]
     return _over_paths(index, found, WHOLE_REGION) or MixedInteger(index, found, WHOLE_REGION)
 
 
-def general(index: TraceIndex) -> Exact:
-    """The mixed-integer program."""
+def general(index: TraceIndex, _until: float = math.inf) -> Exact:
+    """The mixed-integer program, which looks for candidates in the time of its search."""
     return MixedInteger(index)
 
 

@@ -70,7 +70,8 @@ class MixedInteger:
         """Each model with whether it has all candidates, and the time that may be spent on it."""
         for size in SEGMENTS:
             if size not in self._models:
-                found = candidates(self._index, size) if self._only is None else Candidates(tuple(self._only), True)
+                until = (time.monotonic() + deadline) / 2
+                found = candidates(self._index, size, until=until) if self._only is None else Candidates(tuple(self._only), True)
                 self._models[size] = (memory_model(self._index, found.regions), found.complete)
             model, complete = self._models[size]
             last = complete or size == SEGMENTS[-1]

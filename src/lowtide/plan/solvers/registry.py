@@ -24,7 +24,7 @@ class Solver:
         source: who published it, or whose practice it is.
         complexity: for n blocks or layers.
         rule: the plans that it has for a step, whatever the budget; the fastest that fits is its answer.
-        exact: a search that proves what it finds, for solvers that are no rule.
+        exact: a search that proves what it finds, for solvers that are no rule; given as well until when to look for candidates.
         nests: its plans have regions inside regions. Of many blocks it is asked by name alone, for it takes long.
     """
 
@@ -32,7 +32,7 @@ class Solver:
     source: str
     complexity: str
     rule: Rule | None = None
-    exact: Callable[[TraceIndex], Exact] | None = None
+    exact: Callable[[TraceIndex, float], Exact] | None = None
     nests: bool = False
 
 
