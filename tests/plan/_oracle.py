@@ -216,9 +216,10 @@ def all_ends(trace: StepTrace, paths: tuple[str, ...]) -> list[PlannedRegion]:
     return [PlannedRegion(paths, first_saved=n) for n in range(1, max(counts, default=0))]
 
 
-def all_plans(trace: StepTrace, nesting: Sequence[PlannedRegion] = ()) -> Iterator[tuple[list[PlannedRegion], int, float]]:
-    """Every set of regions that may be together, with peak and time; those in ``nesting``, which have others inside, among them."""
-
+def all_plans(
+    trace: StepTrace, more: Sequence[PlannedRegion] = (), *, every_end: bool = True
+) -> Iterator[tuple[list[PlannedRegion], int, float]]:
+    """Every set of regions that may be together, with peak and time; those in ``more`` among them, and on request every end of each."""
     shown, index = with_function_calls(trace), TraceIndex(trace)
 
     def extend(chosen: list[PlannedRegion], rest: list[tuple[str, ...]]) -> Iterator[tuple[list[PlannedRegion], int, float]]:
@@ -229,7 +230,8 @@ def all_plans(trace: StepTrace, nesting: Sequence[PlannedRegion] = ()) -> Iterat
         yield chosen, result.peak_bytes, result.added_s
         for i, paths in enumerate(rest):
             if not any(nested(paths, other.paths) for other in chosen):
-                for region in [*all_kept(shown, paths), *all_ends(shown, paths), *(r for r in nesting if r.paths == paths)]:
+                ends = all_ends(shown, paths) if every_end else []
+                for region in [*all_kept(shown, paths), *ends, *(r for r in more if r.paths == paths)]:
                     yield from extend([*chosen, region], rest[i + 1 :])
 
     yield from extend([], all_regions(shown))

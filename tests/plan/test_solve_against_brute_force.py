@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from lowtide.errors import InfeasibleBudgetError
 from lowtide.plan import simulate, smallest_budget, solve
 from lowtide.plan._candidates import candidates
+from lowtide.plan._cuts import _FEW_CALLS as FEW_CALLS
 from lowtide.plan._index import TraceIndex
+from lowtide.plan._search import Search
 
 from ._oracle import added_s, all_plans, timeline
 from ._traces import random_trace
@@ -34,8 +36,15 @@ def test_simulation_equals_plain_counting_moment_by_moment(random) -> None:
 
 
 def check_optimal(random, trace) -> None:
-    nesting = [c.region for c in candidates(TraceIndex(trace), nested=True).regions if c.inside]
-    plans = [(peak, seconds) for _, peak, seconds in all_plans(trace, nesting)]
+    index = TraceIndex(trace)
+    offered = [c.region for c in candidates(index, nested=True).regions]
+    more = [region for region in offered if region.inside]
+    # Plans of rules have regions with others inside too.
+    more += {r for rule in Search(trace, 60.0).rules for r in rule.regions if r.inside}.difference(more)
+    # All ends are promised of small models; of others a few of each region are offered, and the choice among those is the best.
+    every_end = index.module_calls <= FEW_CALLS
+    more += [] if every_end else [region for region in offered if region.first_saved is not None]
+    plans = [(peak, seconds) for _, peak, seconds in all_plans(trace, more, every_end=every_end)]
     floor = min(peak for peak, _ in plans)
     leanest = smallest_budget(trace)
     assert leanest.predicted_peak_bytes == floor
