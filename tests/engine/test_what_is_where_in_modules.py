@@ -152,3 +152,35 @@ def test_parameters_may_exchange_their_names_between_steps(monkeypatch: pytest.M
             block.two, block.one = one, two
     for plain, other in zip(found[:12], found[12:], strict=True):
         assert all(map(torch.equal, plain, other))
+
+
+@pytest.mark.parametrize("removed", [False, True])
+@pytest.mark.parametrize("at", [1, 5])
+def test_a_region_in_a_region_has_the_hooks_of_its_forward(monkeypatch: pytest.MonkeyPatch, at: int, removed: bool) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+    class Around(nn.Module):
+        def __init__(self, region: Callable[..., Callable[..., torch.Tensor]]) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE), nn.Tanh())
+            self.called = region(self.inner)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(self.called(torch.cos(x)))
+
+    found = []
+    for region in (lambda module: module, checkpoint):
+        torch.manual_seed(1)
+        around = Around(region)
+        called = region(around)
+        for step in range(at + 1):
+            x = torch.randn(3, SIZE, requires_grad=True)
+            before = around.inner[0].register_forward_hook(lambda _, __, y: y * 1.5) if step == at and removed else None
+            y = called(x * 1)
+            if before is not None:
+                before.remove()
+            elif step == at:
+                around.inner[0].register_forward_hook(lambda _, __, y: y * 1.5)
+            found.append(torch.autograd.grad(y.square().sum(), [x, *around.parameters()]))
+    for plain, other in zip(found[: at + 1], found[at + 1 :], strict=True):
+        assert all(map(torch.equal, plain, other))

@@ -91,6 +91,8 @@ class Structure:
                 if not _is_same(table, content):
                     moved.append((table, dict(table)))
                     _set(table, content)
+        if moved:
+            _count_hooks_anew()
         return moved or None
 
     @staticmethod
@@ -98,6 +100,12 @@ class Structure:
         """Undo ``put``."""
         for table, content in moved:
             _set(table, content)
+        _count_hooks_anew()
+
+
+def _count_hooks_anew() -> None:
+    """Have all look at their hooks again: a region inside, which ran meanwhile, found others than there were before or are there now."""
+    RemovableHandle.next_id += 1
 
 
 def _hooks_of(module: nn.Module) -> tuple[Table, ...]:
