@@ -56,7 +56,7 @@ push_hooks: Callable[[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tenso
 )
 pop_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 hooks_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
-# Why hooks are forbidden, if they are; to forbid them, with or without an error where some are in force already; to allow them.
+# Why hooks are forbidden; to forbid them, with or without an error where some are in force; to allow them.
 hooks_forbidden_by: Callable[[], str | None] = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
 forbid_hooks: Callable[[str, bool], None] = torch._C._autograd._saved_tensors_hooks_disable
 allow_hooks: Callable[[], None] = torch._C._autograd._saved_tensors_hooks_enable
@@ -87,11 +87,11 @@ without_function_modes: Callable[[], Any] = torch._C.DisableTorchFunction
 without_dispatch_modes: Callable[[], Any] = torch._C._DisableTorchDispatch
 without_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
 is_functorch_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+functorch_unwrapped: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get_unwrapped
 profiler_active: Callable[[], bool] = torch._C._autograd._profiler_enabled
 told_by_replica: Callable[[Any], dict[str, Any]] = torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
-keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-"""Whether the backward that runs in this thread leaves the graph for another one."""
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph  # by the backward that runs in this thread
 push_function_mode: Callable[[Any], None] = torch._C._push_on_torch_function_stack
 pop_function_mode: Callable[[], Any] = torch._C._pop_torch_function_stack
 

@@ -206,6 +206,19 @@ def sparse_gradients() -> Made:
     return model, step
 
 
+def function_transforms() -> Made:
+    """The gradient of a model by each of its inputs, of which a loss is made."""
+    model = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 1))
+    x = torch.randn(256, 32)
+
+    def step() -> None:
+        model.zero_grad()
+        slopes = torch.func.vmap(torch.func.grad(lambda row: model(row).sum()))(x)
+        (slopes.pow(2).sum() + model(x).sum()).backward()
+
+    return model, step
+
+
 STEPS: dict[str, Callable[[], Made]] = {
     make.__name__: make
     for make in (
@@ -223,5 +236,6 @@ STEPS: dict[str, Callable[[], Made]] = {
         recurrent,
         complex_numbers,
         sparse_gradients,
+        function_transforms,
     )
 }

@@ -14,6 +14,7 @@ from lowtide.engine._options import Options
 from lowtide.engine._replay import replay_seconds
 from lowtide.engine._state import register_state
 from lowtide.engine._thread import is_replaying as in_replay
+from lowtide.engine._transforms import transforms_allowed
 
 __all__ = [
     "FunctionMember",
@@ -35,6 +36,7 @@ __all__ = [
     "regions_in_graphs",
     "register_state",
     "replay_seconds",
+    "transforms_allowed",
     "watch_again",
     "without_regions",
 ]

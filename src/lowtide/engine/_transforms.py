@@ -42,7 +42,7 @@ def transforms_met() -> int:
 
 @contextmanager
 def transforms_allowed() -> Iterator[None]:
-    """Transforms may run in here although the hooks of a region are in force."""
+    """Transforms may run in here although the hooks of a region, or of a trace, are in force."""
     with _lock:
         _users[0] += 1
         torch.autograd.graph.disable_saved_tensors_hooks = _leave_aside

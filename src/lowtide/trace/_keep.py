@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+
+from lowtide.engine import transforms_allowed
 
 Storage = Callable[[], torch.UntypedStorage]
 Kept = torch.Tensor | Callable[[], torch.Tensor]
@@ -124,9 +127,11 @@ def _on_host(storage: torch.UntypedStorage) -> Storage:
     return get
 
 
-def saved_away() -> torch.autograd.graph.saved_tensors_hooks:
-    """A context in which what autograd saves of a step is kept away."""
-    return torch.autograd.graph.saved_tensors_hooks(_pack, _unpack)
+@contextmanager
+def saved_away() -> Iterator[None]:
+    """A context in which what autograd saves of a step is kept away; but for what function transforms save, which forbid it."""
+    with torch.autograd.graph.saved_tensors_hooks(_pack, _unpack), transforms_allowed():
+        yield
 
 
 def _pack(tensor: torch.Tensor) -> Any:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from lowtide import _torch_compiler as torch_compiler
 from lowtide._torch_private import BareDispatchMode, Unseen, graph_task_id
-from lowtide.engine import in_replay
+from lowtide.engine import in_replay, transforms_allowed
 from lowtide.policy import fingerprint
 from lowtide.records import MEASURED, Category, Phase, StepTrace
 from lowtide.trace._accumulation import Accumulation
@@ -113,6 +113,7 @@ class Recorder(BareDispatchMode):
             self._calls.watch(self._model)
             self._watch_phases(stack)
             stack.enter_context(self._saved.hooks())
+            stack.enter_context(transforms_allowed())
             with self, self._functions:
                 step()
             self._mark_optimizer_state()

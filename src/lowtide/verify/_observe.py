@@ -121,9 +121,16 @@ def _bytes_of(state: object) -> torch.Tensor:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host; of a tensor that is spread over processes the part that is here."""
-    here = getattr(tensor.detach(), "to_local", tensor.detach)()
-    return here.to("cpu", copy=True)
+    """A copy on the host; of a tensor spread over processes what is here, of one in a function transform all its values."""
+    plain = _unwrapped(tensor).detach()
+    here = getattr(plain, "to_local", plain.detach)()
+    return _unwrapped(here.to("cpu", copy=True))
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    while private.is_functorch_wrapped(tensor):
+        tensor = private.functorch_unwrapped(tensor)
+    return tensor
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
