@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import pytest
 import torch
@@ -158,3 +159,33 @@ def test_what_the_replay_counts_in_an_attribute_of_the_function_ends_as_after_on
         assert region.count == call + 1
         plain = torch.autograd.grad((torch.tanh(x) * (call + 1)).sum(), x)[0]
         assert torch.equal(x.grad, plain)
+
+
+class Asked:
+    """Has what the engine's own containers and tensors are known by, and raises where it is asked for anything else."""
+
+    parts = 3
+    tensor = 4
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"asked for {name}")
+
+
+MODULE = types.ModuleType("module")
+MODULE.parts, MODULE.tensor = 3, 4
+
+
+@pytest.mark.parametrize("other", [Asked(), MODULE, torch.distributed], ids=["object", "module", "library"])
+@pytest.mark.parametrize("direct", [True, False])
+def test_what_a_function_in_an_object_reads_may_be_anything(other, direct):
+    w = torch.randn(4, 4, requires_grad=True)
+
+    def scaled(y):
+        return torch.sin(y) * len(str(type(other)))
+
+    region = scaled if direct else Wrapped(scaled)
+    checkpointed = lowtide.checkpoint(lambda y: torch.tanh(region(y) @ w))
+    for _ in range(CALLS):
+        x = torch.randn(3, 4, requires_grad=True)
+        (gradient,) = torch.autograd.grad(checkpointed(x).sum(), x)
+        assert gradient.equal(*torch.autograd.grad(torch.tanh(region(x) @ w).sum(), x))

@@ -28,6 +28,7 @@ from lowtide.engine._kept._learned import COLLECTIVES
 from lowtide.engine._kept._sites import Sites
 from lowtide.engine._learning import Before
 from lowtide.engine._meeting import Meeting
+from lowtide.engine._own import own_attribute
 from lowtide.engine._profile import Script
 from lowtide.engine._replay import tell_once
 from lowtide.engine._slot import gone
@@ -357,7 +358,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _owner_of(call: Call, target: Any) -> nn.Module | None:
-    owner = target if isinstance(target, nn.Module) else getattr(target, "__self__", None)
+    owner = target if isinstance(target, nn.Module) else own_attribute(target, "__self__")
     return owner if call.fixed and isinstance(owner, nn.Module) else None
 
 
@@ -382,7 +383,7 @@ def _names_randomness(code: CodeType, table: dict[str, Any]) -> bool:
         value = table.get(name)
         if value is random or value is np.random or (name == "random" and not isinstance(value, type(torch.sin))):
             return True
-        owner = getattr(value, "__self__", None)
+        owner = own_attribute(value, "__self__")
         if isinstance(owner, (random.Random, np.random.RandomState)):
             return True
     return False

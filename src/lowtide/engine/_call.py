@@ -28,6 +28,7 @@ from lowtide.engine._guards._modules import Taken, Watch, watch_of
 from lowtide.engine._guards._outside import Read, changed, put_back_outside, put_outside
 from lowtide.engine._guards._random import NUMPY, PYTHON, Random, cpu_moved, put_random, take_random
 from lowtide.engine._guards._uses import checked
+from lowtide.engine._own import own_attribute
 from lowtide.engine._parts import Box, Held, Made, Place
 from lowtide.engine._profile import Profile, Script
 from lowtide.engine._state import has_state, put_state, take_state
@@ -220,7 +221,7 @@ class Call:
 
     def note_object(self, value: object) -> None:
         """Note what its attributes are."""
-        own: Any = getattr(value, "__dict__", None) or SlotTable.of(value)
+        own: Any = own_attribute(value, "__dict__") or SlotTable.of(value)
         if own and self.python_state:
             self.objects.append((own, list(own.values())))
 

@@ -14,6 +14,7 @@ from lowtide import _torch_compiler as torch_compiler
 from lowtide.engine._calls_in_graph import InGraph
 from lowtide.engine._observers import switch
 from lowtide.engine._options import Options
+from lowtide.engine._own import own_attribute
 from lowtide.engine._profile import Profile, profile_of
 from lowtide.engine._region import Region
 from lowtide.errors import InvalidInputError
@@ -108,9 +109,9 @@ def _read(options: dict[str, Any]) -> Options:
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    return own_attribute(fn, "__qualname__") or type(fn).__qualname__
 
 
 def _module_of(fn: Callable[..., Any]) -> nn.Module | None:
-    owner = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+    owner = fn if isinstance(fn, nn.Module) else own_attribute(fn, "__self__")
     return owner if isinstance(owner, nn.Module) else None

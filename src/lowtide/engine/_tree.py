@@ -22,6 +22,7 @@ from torch import nn
 
 from lowtide.engine._clock import clock
 from lowtide.engine._functions import take_function, take_method, take_partial
+from lowtide.engine._own import own_attribute
 from lowtide.engine._parts import Box, Place, Taken
 from lowtide.engine._state import has_state
 from lowtide.errors import InvalidInputError
@@ -331,7 +332,8 @@ def take_object(value: Any) -> Taken:
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    return getattr(value, "__dict__", None)
+    found: dict[str, Any] | None = own_attribute(value, "__dict__")
+    return found
 
 
 def _set_attributes(value: Any, attributes: dict[str, Any] | None) -> None:

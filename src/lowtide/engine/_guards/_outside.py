@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from lowtide.engine._guards._attributes import ABSENT, AttributeKeeper, Direct, fetch_direct, modified_in
+from lowtide.engine._own import own_attribute
 from lowtide.engine._parts import Box
 from lowtide.engine._tree import Keys, is_ordinary, load, store
 
@@ -88,7 +89,7 @@ class Place:
         owner = self.owner()
         if owner is None or type(owner) in (dict, types.CellType, ContextVar):
             return self.read()
-        return getattr(_holder(owner, self.name), "__dict__", {}).get(self.name, self.read())
+        return own_attribute(_holder(owner, self.name), "__dict__", {}).get(self.name, self.read())
 
     def write(self, value: Any) -> None:
         """Put a value there; ``ABSENT`` leaves what is there, and a replay runs in the context of its forward anyway."""
@@ -121,7 +122,7 @@ def _as_method(value: Any, there: Any) -> Any:
 
 def _holder(owner: Any, name: str) -> Any:
     """Where an attribute is: in the object, or in a class of it."""
-    if name in getattr(owner, "__dict__", ()):
+    if name in own_attribute(owner, "__dict__", ()):
         return owner
     kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
     return next((kind for kind in kinds if name in vars(kind) and not hasattr(vars(kind)[name], "__set__")), owner)
@@ -189,15 +190,15 @@ def _is_other(entry: Read) -> bool:
 
 
 def _same_parts(one: Any, other: Any, seen: frozenset[int] = frozenset()) -> bool:
-    if hasattr(one, "parts") and hasattr(other, "parts"):
+    if isinstance(one, Box) and isinstance(other, Box):
         if id(one) in seen:  # a function that calls itself
             return True
         seen |= {id(one)}
         if len(one.parts) != len(other.parts) or _keys_of(one) != _keys_of(other):
             return False
         return all(_same_parts(*pair, seen) for pair in zip(one.parts, other.parts, strict=True))
-    if hasattr(one, "tensor") and hasattr(other, "tensor"):
-        return bool(one.is_as(other))
+    if isinstance(one, Direct) and isinstance(other, Direct):
+        return one.is_as(other)
     return one is other or (isinstance(one, (int, float, str)) and one == other)
 
 

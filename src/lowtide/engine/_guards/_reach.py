@@ -20,6 +20,7 @@ from torch import nn
 from lowtide.engine._guards._attributes import ABSENT
 from lowtide.engine._guards._outside import CONTAINERS, DEFAULTS, Place, Read, has_attributes, read
 from lowtide.engine._guards._reads import Chain, Item, chains_of
+from lowtide.engine._own import own_attribute
 from lowtide.engine._sources import is_library
 from lowtide.engine._state import has_state
 from lowtide.engine._tree import is_ordinary
@@ -187,7 +188,7 @@ class Outside:
     def _add_whole(self, owner: Any, path: str, inside: set[int], lasting: bool) -> None:
         """Any attribute of it may be read."""
         kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
-        own = () if isinstance(owner, (type, nn.Module, types.ModuleType)) else getattr(owner, "__dict__", ())
+        own = () if isinstance(owner, (type, nn.Module, types.ModuleType)) else own_attribute(owner, "__dict__", ())
         names = dict.fromkeys([*own, *(name for kind in kinds for name in vars(kind) if not name.startswith("__"))])
         for name in names:
             _, is_place = _attribute(owner, name, inside)
@@ -277,7 +278,7 @@ def _entry(owner: Any, step: Item) -> Any:
 
 def _may_be_rebound(name: str, value: Any) -> bool:
     """Whether a global is a variable rather than something that was defined or imported by this name."""
-    return not isinstance(value, (types.ModuleType, type)) and getattr(value, "__name__", None) != name
+    return not isinstance(value, (types.ModuleType, type)) and own_attribute(value, "__name__") != name
 
 
 def _attribute(owner: Any, name: str, inside: set[int]) -> tuple[Any, bool]:
@@ -301,7 +302,7 @@ def _of_object(owner: Any, name: str, inside: set[int]) -> tuple[Any, bool]:
                 return table[name], False
     elif not is_ordinary(type(owner)) and type(owner) not in _WITH_ATTRIBUTES:
         return ABSENT, False
-    own = getattr(owner, "__dict__", {})
+    own = own_attribute(owner, "__dict__", {})
     if name in own:
         return own[name], id(own) not in inside
     value, is_place = _of_class(type(owner), name)
