@@ -1,9 +1,9 @@
 """The inner loops of the engine, compiled, where they could be: ``_native*.c``, which ``build_native.py`` compiles as lowtide is installed.
 
 Each has a twin in Python that does the same: ``Packing`` and ``Filling`` in ``_packing.py``, ``unpack`` in ``_unpack.py``, the fields
-of ``Slot`` in ``_slot.py``, ``Surroundings`` in ``_guards/_ambient.py``, ``are_unmodified`` in ``_guards/_unmodified.py``, ``is_at`` in
-``_guards/_random.py``, what ``Watch`` in ``_guards/_modules.py`` does without ``Settled``, the rest in ``_guards/_reading.py``. The twins
-run where there was no compiler, and where LOWTIDE_NATIVE=0 says so.
+of ``Slot`` in ``_slot.py``, ``Surroundings`` in ``_guards/_ambient.py``, ``are_unmodified`` in ``_guards/_unmodified.py``, what ``Watch``
+in ``_guards/_modules.py`` does without ``Settled``, the rest in ``_guards/_reading.py``. The twins run where there was no compiler, and
+where LOWTIDE_NATIVE=0 says so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
-_API = 6
+_API = 7
 """Of the compiled code that goes with this release: what was compiled for another is not used."""
 
 

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-#define API 6 /* `_acceleration.py` takes no other */
+#define API 7 /* `_acceleration.py` takes no other */
 
 PyObject *name_version;
 static PyObject *name_dtype, *name_shape, *name_requires_grad, *name_is_leaf, *name_base, *name_strange;
@@ -592,8 +592,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         if ((*names[index].name = PyUnicode_InternFromString(names[index].text)) == NULL) return NULL;
     if (PyType_Ready(&SlotType) || PyType_Ready(&PackingType) || PyType_Ready(&FillingType)) return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || PyModule_AddIntConstant(module, "API", API) || add_guards(module) || add_memory(module) ||
-        add_settled(module) ||
+    if (module == NULL || PyModule_AddIntConstant(module, "API", API) || add_guards(module) || add_settled(module) ||
         PyModule_AddObjectRef(module, "Slot", (PyObject *)&SlotType) ||
         PyModule_AddObjectRef(module, "Packing", (PyObject *)&PackingType) ||
         PyModule_AddObjectRef(module, "Filling", (PyObject *)&FillingType)) {

@@ -20,7 +20,6 @@ PyObject *versions_in(PyObject *tensors);
 
 /* Each adds what is in one file to the module; below zero with an error. */
 int add_guards(PyObject *module);
-int add_memory(PyObject *module);
 int add_settled(PyObject *module);
 
 #endif

@@ -8,7 +8,6 @@ touching the device.
 from __future__ import annotations
 
 import ctypes
-import functools
 import random
 import threading
 from collections.abc import Callable
@@ -18,7 +17,6 @@ import numpy as np
 import torch
 
 from lowtide import _torch_private as private
-from lowtide.engine._acceleration import native
 from lowtide.errors import ReplayError
 
 PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
@@ -84,23 +82,9 @@ def _put_cpu(state: bytes) -> None:
             torch.default_generator.set_state(_own.get_state())
 
 
-def _is_cpu(state: bytes) -> bool:
-    """Whether the memory of the CPU generator is this; of one whose memory is not known, it is not known."""
-    return _window is not None and bool(_window.raw == state)
-
-
-if native is not None and _window is not None:
-    _is_cpu = functools.partial(native.is_at, ctypes.addressof(_window))
-
-
 def take_random() -> Random:
-    """Read the state of every default generator that is in use. As long as nobody draws, it is read once for all calls."""
-    if _ONLY_CPU:
-        if _is_cpu(_LAST[0][0]):
-            return _LAST[0]
-        _LAST[0] = last = take_cpu(), _NO_DEVICES
-        return last
-    return take_cpu(), _take_devices()
+    """Read the state of every default generator that is in use."""
+    return take_cpu(), _NO_DEVICES if _ONLY_CPU else _take_devices()
 
 
 def moved(since: Random) -> bool:
@@ -114,8 +98,6 @@ def _same(one: Any, other: Any) -> bool:
 
 def cpu_moved(since: bytes) -> bool:
     """Whether the state of the CPU generator is another one by now."""
-    if _is_cpu(since):
-        return False
     now = take_cpu()
     return now != since and (_window is None or _meaning(now) != _meaning(since))
 
@@ -173,7 +155,6 @@ class _Setter:
 
 
 _NO_DEVICES: list[Any] = []
-_LAST: list[Random] = [(take_cpu(), _NO_DEVICES)]
 _ONLY_CPU: list[bool] = []
 """Not empty once it is known that there is no accelerator."""
 _KNOWN: list[Any] = []
