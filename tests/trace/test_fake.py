@@ -23,7 +23,7 @@ from lowtide.trace._gpus import GPUS, gpu_named
 sys.path.insert(0, str(Path(__file__).parent))
 from _steps import STEPS, Made, accumulation, gpt, no_optimizer, residual_net
 
-FAKEABLE = {name: make for name, make in STEPS.items() if name != "optimizer_with_closure"}
+FAKEABLE = {name: make for name, make in STEPS.items() if name not in {"optimizer_with_closure", "sparse_gradients"}}
 
 
 def peak(traced: StepTrace) -> int:
@@ -289,3 +289,11 @@ def test_no_fake_tensor_survives() -> None:
     known = {id(o) for o in before}
     trace(model, step, fake=True)
     assert [o for o in fake_tensors() if id(o) not in known] == []
+
+
+def test_a_step_with_sparse_tensors_is_said_to_need_a_real_trace() -> None:
+    model, step = STEPS["sparse_gradients"]()
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(StepError, match="sparse"):
+        trace(model, step, fake=True)
+    assert all(type(now) is nn.Parameter and now.equal(then) for now, then in zip(model.parameters(), before, strict=True))

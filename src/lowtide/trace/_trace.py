@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 
 import torch
@@ -52,12 +52,12 @@ def trace(
 
     Raises:
         StepError: the step never calls backward; or it asks for a value while it is traced with fake tensors (``.item()``, ``if tensor:``,
-            shapes that depend on data).
+            shapes that depend on data), or makes sparse tensors meanwhile.
         InvalidInputError: a device or GPU that there is no model of, or one without ``fake``.
         Exception: whatever the step raises.
     """
     if fake:
-        with no_collection():
+        with no_collection(), _sparse_refused():
             return _with_backward(record_fake_step(model, step, device_of(model), device, gpu))
     if device is not None or gpu is not None:
         raise InvalidInputError(
@@ -65,6 +65,17 @@ def trace(
         )
     with no_collection():
         return _recorded_as_it_was(model, step, offload)
+
+
+@contextmanager
+def _sparse_refused() -> Iterator[None]:
+    """Fake tensors have no sparse kin that says how many elements it has."""
+    try:
+        yield
+    except NotImplementedError as error:
+        if "Sparse" not in str(error):
+            raise
+        raise StepError("the step makes sparse tensors, which fake ones cannot stand for: trace a real step, without fake=True") from error
 
 
 def _recorded_as_it_was(model: nn.Module, step: Callable[[], object], offload: bool) -> StepTrace:
