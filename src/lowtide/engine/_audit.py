@@ -194,10 +194,10 @@ class Audit:
         profile.torch_random = profile.torch_random or self._watcher.random
         profile.flags.add(self._flags)
         profile.left = frame.region.options.audit_every or sys.maxsize
+        script.trained = call.trained
         for watch, taken in call.watches:
             watch.audited = True
             watch.ways.add(self._way)
-            watch.trainable = [t is not None and t.requires_grad for t in taken[0]]
             if taken[2] not in watch.trainings:
                 watch.trainings.append(taken[2])
         if self._prints:

@@ -74,11 +74,13 @@ class Call:
         random_end: state of the CPU generator at the end, where another thread may have drawn from it meanwhile.
         kept: the calls in it whose results are kept.
         script: of an audited call that went the same way, once it is known.
+        trained: of each module that is watched, which of its tensors required gradients; of calls without a script.
     """
 
     __slots__ = (
         "_keep", "ambient", "args", "attributes", "audited", "deep", "draws", "ended_at", "first", "fixed", "kept", "kwargs", "met", "news",
-        "objects", "outside", "passing", "profile", "python_state", "random", "random_end", "script", "states", "target", "watches",
+        "objects", "outside", "passing", "profile", "python_state", "random", "random_end", "script", "states", "target", "trained",
+        "watches",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +104,7 @@ class Call:
         self.outside: list[Read] = []
         self.first = len(frame.slots)
         self.script: Script | None = None
+        self.trained: tuple[tuple[bool, ...], ...] = ()
         self.kept: Keeping | None = None
         self.fixed = fixed is not None
         self.deep = False

@@ -16,6 +16,7 @@ from lowtide.engine._packing import drop_values, packing
 from lowtide.engine._parts import Held, Made, Place
 from lowtide.engine._slot import Slot
 from lowtide.engine._thread import is_replaying
+from lowtide.engine._trained import trained_in
 from lowtide.engine._tree import tensors_in
 from lowtide.errors import InputChangedError, ReplayError
 
@@ -309,7 +310,8 @@ class Frame:
 
     def key_of(self, call: Call) -> Any:
         """What a call shows of the way it went. A function may do anything each time, so it is the lines that saved something."""
-        return len(self.slots) - call.first if call.fixed else tuple(self.sites)
+        call.trained = trained_in(call.watches)
+        return call.trained, len(self.slots) - call.first if call.fixed else tuple(self.sites)
 
     def note_sites(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
         """The pack hook of a function, noting from where in the code it is called."""

@@ -27,6 +27,7 @@ class Script:
 
     Attributes:
         grads: whether each saved tensor required gradients.
+        trained: of each module that is watched, which of its tensors required gradients.
         ops: the op that each saved tensor belongs to.
         sources: the user's line that called it, ``file.py:12``.
         strides: of each saved tensor.
@@ -49,6 +50,7 @@ class Script:
     strides: list[Any] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     grads: list[bool] = field(default_factory=list)
+    trained: tuple[tuple[bool, ...], ...] = ()
     plain: list[int] = field(default_factory=list)
     others: set[int] = field(default_factory=set)
     late: set[int] = field(default_factory=set)

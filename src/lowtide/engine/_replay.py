@@ -18,10 +18,10 @@ import torch
 from torch.autograd.profiler import record_function
 
 from lowtide import _torch_private as private
-from lowtide.engine._guards._modules import thaw
 from lowtide.engine._observers import OBSERVERS, tell_replayed
-from lowtide.engine._slot import Slot, gone
+from lowtide.engine._slot import Slot, empty, gone
 from lowtide.engine._thread import Mismatch, StopReplay, state
+from lowtide.engine._trained import trained_as_in_forward
 from lowtide.engine._transforms import transforms_allowed_in
 from lowtide.engine._tree import tensors_in
 from lowtide.engine._values import hash_of, meta_of, same_hash
@@ -29,7 +29,6 @@ from lowtide.errors import InputChangedError
 
 if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
-
 
 _seconds = [0.0]
 
@@ -82,7 +81,7 @@ def replay(frame: Frame, wanted: Slot) -> None:
 def _replay_all(frame: Frame, wanted: Slot) -> None:
     missing = _missing(frame, wanted)
     try:
-        with record_function("lowtide::replay") if private.profiler_active() else nullcontext():
+        with record_function("lowtide::replay") if private.profiler_active() else nullcontext(), trained_as_in_forward(frame.calls):
             _fill(frame, missing)
     finally:
         missing.clear()  # autograd holds the pack hook as long as a tensor made here lives, and the hook this list: a cycle
@@ -131,6 +130,7 @@ def _fill(frame: Frame, missing: list[Slot | None]) -> None:
         _run_once(frame, missing)
     except KeepAll:
         frame.calls[0].profile.differentiates = True
+        empty(missing)
         _run_once(frame, missing)
     except InputChangedError as error:
         ended = [call for call in frame.calls if call.random_end is not None]
@@ -138,16 +138,8 @@ def _fill(frame: Frame, missing: list[Slot | None]) -> None:
             raise
         for call in ended:  # run to the end, to see that it drew as much, as it did: what was modified may be needed only there
             call.random_end = None
+        empty(missing)
         _run_once(frame, missing)
-    except Mismatch:
-        frozen = [tensor for call in frame.calls for watch, taken in call.watches for tensor in thaw(watch, taken)]
-        if not frozen:
-            raise
-        try:
-            _run_once(frame, missing)
-        finally:
-            for tensor in frozen:
-                tensor.requires_grad_(not tensor.requires_grad)
 
 
 def _run_once(frame: Frame, missing: list[Slot | None]) -> None:

@@ -41,6 +41,7 @@ from lowtide.engine._parts import Held, Made
 from lowtide.engine._replay import KeepAll, unpack_in_replay
 from lowtide.engine._short import STOPPED, give_others, replay_members
 from lowtide.engine._thread import StopReplay, is_replaying, state
+from lowtide.engine._trained import Trained, trained_in
 from lowtide.engine._tree import ATOMS, is_mutable, is_ordinary
 from lowtide.engine._unpack import unpack
 
@@ -69,6 +70,7 @@ class SteadyCall(Call):
     audited = deep = news = passing = False
     kept: Keeping | None = None
     random_end: bytes | None = None
+    trained: Trained = ()
 
     def __init__(self, steady: Steady, target: Any, args: list[Any], taken: list[tuple[Watch, Taken]], ambient: Ambient) -> None:
         self.profile = steady.profile
@@ -112,7 +114,7 @@ class SteadyCall(Call):
         """Whether the way it went is known, surroundings and modules are what they were, and nobody looks on."""
         if self.script is None or frame.hashes is not None or self.random_end is not None:
             return False
-        if not are_in_place(self.watches, self.python_state):
+        if not are_in_place(self.watches, self.python_state) or trained_in(self.watches) != self.script.trained:
             return False
         mine = vars(state)
         return not (
@@ -206,17 +208,22 @@ class Steady:
                 return NEWS
             if not all(ref() is module for ref, module in zip(self.modules, modules, strict=True)):
                 return NEWS
-        watches = []
-        for watch, trainings in self.watches:
-            taken = watch.take_again(trainings)
-            if taken is None:
-                return NEWS
-            watches.append((watch, taken))
-            if taken[3] and not profile.outside.knows([*taken[3]]):
-                return NEWS
+        watches = self._take_modules()
+        if watches is None:
+            return NEWS
         profile.left -= 1
         region.profile = profile
         return self._run_in_frame(frame or Frame(region), target, args, watches, outside)
+
+    def _take_modules(self) -> list[tuple[Watch, Taken]] | None:
+        """What is in the modules, unless there are news, or others of their tensors require gradients."""
+        watches = []
+        for watch, trainings in self.watches:
+            taken = watch.take_again(trainings)
+            if taken is None or (taken[3] and not self.profile.outside.knows([*taken[3]])):
+                return None
+            watches.append((watch, taken))
+        return watches if trained_in(watches) == self.script.trained else None
 
     def _run_in_frame(
         self, frame: Frame, target: Callable[..., Any], args: tuple[Any, ...], watches: list[tuple[Watch, Taken]], outside: Sequence[Read]

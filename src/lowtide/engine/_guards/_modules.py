@@ -53,7 +53,6 @@ class Watch:
         audited: whether a call of it was watched op by op.
         ways: of the calls that were, see ``Call.way``.
         trainings: the training flags of the calls that were.
-        trainable: which tensors required gradients when it was watched last.
         written: places in ``names`` of tensors that calls write to, ascending: a replay is given copies.
         containers: attributes that are lists and the like: a replay gets copies of them as they were.
         changed: attributes that calls change: the dictionary they are in, and their name.
@@ -65,7 +64,7 @@ class Watch:
     __slots__ = (
         "_buffer_count", "_counts", "_dicts", "_loose", "_moody", "_named", "_paths", "_places", "_readers", "_settled", "_sharded",
         "_sizes", "_structure", "_tables", "audited", "changed", "containers", "kept", "lazy", "modules", "names", "overwritten", "states",
-        "trainable", "trainings", "ways", "written",
+        "trainings", "ways", "written",
     )  # fmt: skip
 
     def __init__(self, root: nn.Module) -> None:
@@ -97,7 +96,6 @@ class Watch:
         self.audited = False
         self.ways: set[tuple[int, ...] | None] = set()
         self.trainings: list[list[bool]] = []
-        self.trainable: list[bool] = []
         self.written: list[int] = []
         self.changed: list[tuple[dict[str, Any], str]] = []
         self.overwritten: set[tuple[int, str]] = set()
@@ -360,16 +358,6 @@ def _is_own_container(name: str, value: object) -> bool:
 def version_of(tensor: torch.Tensor | None) -> int:
     """Tensors of inference mode have no version; they cannot be saved for backward either."""
     return -1 if tensor is None or tensor.is_inference() else tensor._version
-
-
-def thaw(watch: Watch, then: Taken) -> list[torch.Tensor]:
-    """Have parameters that were frozen or unfrozen since require gradients as they did; returns them, to be set back."""
-    changed = []
-    for tensor, flag in zip(then[0], watch.trainable, strict=False):
-        if tensor is not None and tensor.is_leaf and tensor.requires_grad != flag:
-            tensor.requires_grad_(flag)
-            changed.append(tensor)
-    return changed
 
 
 def _put_data(tensors: list[torch.Tensor], data: list[torch.Tensor]) -> None:
