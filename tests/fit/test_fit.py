@@ -47,6 +47,18 @@ def test_measured_peak_is_within_budget_and_as_predicted(make: Callable[[], Made
     assert is_untouched(model)
 
 
+def test_what_others_have_alive_in_the_process_is_no_part_of_a_share() -> None:
+    found = []
+    for others in (torch.ones(0), torch.ones(20_000_000)):
+        model, step = no_optimizer()
+        result = lowtide.fit(model, step, "70%", rounds=1)
+        result.handle.remove()
+        found.append((result.budget_bytes, result.traced_peak_bytes, result.plain.peak_bytes))
+        assert result.budget_bytes == int(0.7 * lowtide.simulate(lowtide.trace(model, step), None).peak_bytes)
+    assert found[0] == found[1]
+    assert result.plain.peak_bytes < others.nbytes
+
+
 def test_a_step_whose_shapes_change_is_named_as_the_reason_where_no_plan_fits() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(4)))
     rows = iter(range(256, 100_000, 64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -33,6 +34,35 @@ def test_what_was_frozen_counts():
     gc.freeze()
     try:
         assert live_storages(None, torch.device("cpu"))[tensor.untyped_storage()._cdata] == 4000
+    finally:
+        gc.unfreeze()
+
+
+def test_what_is_frozen_later_counts_whatever_was_frozen_before():
+    for _ in range(2):
+        tensor = torch.ones(1000)
+        live_storages(None, torch.device("cpu"))
+        gc.freeze()
+        try:
+            found = live_storages(None, torch.device("cpu"))
+        finally:
+            gc.unfreeze()
+        assert found[tensor.untyped_storage()._cdata] == 4000
+
+
+def test_looks_freeze_nothing_that_nobody_froze():
+    gc.freeze()
+    try:
+        live_storages(None, torch.device("cpu"))
+        cycle = [torch.ones(1000)]
+        cycle.append(cycle)
+        alive = weakref.ref(cycle[0])
+        for _ in range(3):
+            live_storages(None, torch.device("cpu"))
+            gc.collect()
+        del cycle
+        gc.collect()
+        assert alive() is None
     finally:
         gc.unfreeze()
 

@@ -296,6 +296,7 @@ class TestIterators:
 @pytest.fixture
 def frozen():
     """Everything that is there is hidden from the collector, as programs do that want no pauses."""
+    gc.collect()
     yield gc.freeze
     gc.unfreeze()
 

@@ -163,7 +163,7 @@ class _Fitting:
         self._trace = self._traced(settled)
         _refuse_nothing_to_replay(self._trace)
         _refuse_other_models(self._together.of_stage(self._trace.fingerprint))
-        self._resident_bytes = _resident_bytes(self._trace)
+        self._resident_bytes = self._trace.resident_bytes
         before = simulate(self._trace, None)
         traced_peak = max(self._together.of_stage(before.peak_bytes))
         budget_bytes = min(self._together.of_stage(self._resolve(wanted, before, traced_peak)))
@@ -233,7 +233,7 @@ class _Fitting:
         """
         traced = trace(self._model, self._step, fake=True)
         smallest = smallest_budget(traced, time_limit_s=self._time_limit_s).predicted_peak_bytes
-        return _infeasible(_resident_bytes(traced) + free_bytes(self._device), smallest)
+        return _infeasible(traced.resident_bytes + free_bytes(self._device), smallest)
 
     def _resolve(self, wanted: Budget | float, before: Simulation, traced_peak: int) -> int:
         if not isinstance(wanted, Budget):
@@ -345,10 +345,6 @@ class _Fitting:
 
         plain, planned = time_in_turns([plain_step, self._step], rounds, self._device, handle.replay_seconds)
         return Measurement.of(plain_peak, plain), Measurement.of(planned_peak, planned), ratio(planned, plain)
-
-
-def _resident_bytes(traced: StepTrace) -> int:
-    return sum(storage.bytes for storage in traced.storages if storage.resident)
 
 
 def _infeasible(budget_bytes: int, smallest_bytes: int, why: str = "") -> InfeasibleBudgetError:

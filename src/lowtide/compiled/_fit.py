@@ -18,7 +18,7 @@ from lowtide.compiled._partitioner import Rule
 from lowtide.compiled._versions import Site, Versions
 from lowtide.errors import InfeasibleBudgetError, InvalidInputError, StepError, VerificationError
 from lowtide.measure import free_bytes, live_storages, peak_bytes
-from lowtide.trace import TrainingState, device_of
+from lowtide.trace import TrainingState, device_of, record_step
 from lowtide.units import Budget, format_bytes, parse_budget
 from lowtide.verify import Reference
 
@@ -73,6 +73,9 @@ def fit_compiled(
     against each other, and the fastest is left in force. What was compiled before in this process is dropped. Afterwards parameters,
     buffers, gradients, optimizer state and random state are as they were before. Fits with the same options know what the earlier ones have
     measured, and a smaller budget never leads to a larger peak.
+
+    What is alive before the step counts as in ``lowtide.fit``: on the CPU what the step uses of it, for which the step runs once as Python; on
+    CUDA all that the process has on the device.
 
     The shapes of the step are compiled as they are, not as symbols. Others that come later are split by the same number of bytes, and not
     measured.
@@ -142,6 +145,7 @@ class _Fitting:
             raise _nothing_compiled()
         settled = self.kept_apart(lambda: TrainingState(self._model, self._step))
         reference = self.kept_apart(lambda: Reference(self._model, self._step, settled))
+        self._resident = self._resident_bytes(settled)
         self._say("measuring the step without a budget")
         plain_peak = self._measured()
         allowed = self._resolve(plain_peak)
@@ -222,11 +226,16 @@ class _Fitting:
         return bool(self._options.get("triton.cudagraphs"))
 
     def _measured(self) -> int:
-        self._resident = self._alive()
         return peak_bytes(self._step, self._device, self._resident)
 
-    def _alive(self) -> int:
-        return sum(size for key, size in live_storages(self._model, self._device).items() if key not in self._ours)
+    def _resident_bytes(self, settled: TrainingState) -> int:
+        """What is there before the step: on CUDA whatever the allocator counts, on the CPU what belongs to the step, as in its trace."""
+        if self._device.type == "cuda":
+            return sum(size for key, size in live_storages(self._model, self._device).items() if key not in self._ours)
+        try:
+            return record_step(self._model, self._step).resident_bytes
+        finally:
+            settled.restore()
 
     def _resolve(self, plain_peak: int) -> int:
         budget = self._options.budget

@@ -235,6 +235,11 @@ class StepTrace:
     functions: tuple[FunctionCall, ...] = ()
     gathers: tuple[Gather, ...] = ()
 
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that were there before the step and are the step's: the model's, the optimizer's, and whatever else it uses or lets go of."""
+        return sum(storage.bytes for storage in self.storages if storage.resident)
+
     def to_json(self) -> str:
         """Write as JSON with a version: columns and one table of texts, some 100 bytes an op."""
         return _json.encode(self)

@@ -2,6 +2,9 @@
 
 To look at every object there is takes longer than many a step. So a look is remembered: as long as the collector has moved nothing into
 its oldest generation since, what is new is in the younger ones.
+
+What the collector was told to leave out (``gc.freeze``) it does not list. It is thawed for a look, and all that is there then is frozen
+again with it, which keeps garbage of cycles for ever. So that is done once for each time that somebody freezes, not for each look.
 """
 
 from __future__ import annotations
@@ -16,7 +19,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-_KINDS = (torch.Tensor, Optimizer)
+
+class _Witness:
+    """Made when everything there was had been frozen. The collector lists it until somebody freezes again."""
+
+
+_KINDS = (torch.Tensor, Optimizer, _Witness)
 
 
 def live_tensors() -> list[torch.Tensor]:
@@ -41,18 +49,40 @@ class _Look:
     def __init__(self) -> None:
         self._seen: list[weakref.ref[Any]] = []
         self._moved: object = None
+        self._frozen: list[weakref.ref[Any]] = []
+        self._witness: _Witness | None = None
 
     def again(self) -> list[Any]:
         """All that are alive now."""
         moved = _what_ages_objects()
         if moved == self._moved:
-            old = [each for each in (ref() for ref in self._seen) if each is not None]
-            found = list({id(each): each for each in [*old, *_instances(0), *_instances(1)]}.values())
+            found = _each_once([*_alive(self._seen), *_instances(0), *_instances(1)])
         if moved != self._moved or _what_ages_objects() != moved:  # the collector may run in the midst of a look at the younger ones
-            moved, found = _what_ages_objects(), _instances(None)
+            moved, found = _what_ages_objects(), self._all()
         self._seen = [weakref.ref(each) for each in found]
-        self._moved = _what_ages_objects() if gc.get_freeze_count() else moved  # a look at frozen objects moves them
+        self._moved = moved
         return found
+
+    def _all(self) -> list[Any]:
+        found = _instances(None)
+        if not gc.get_freeze_count():
+            return found
+        if any(each is self._witness for each in found):
+            return _each_once([*_alive(self._frozen), *found])
+        gc.unfreeze()
+        gc.collect()  # garbage would be frozen with the rest
+        found = _instances(None)
+        gc.freeze()
+        self._frozen, self._witness = [weakref.ref(each) for each in found], _Witness()
+        return found
+
+
+def _alive(refs: Iterable[weakref.ref[Any]]) -> list[Any]:
+    return [each for each in (ref() for ref in refs) if each is not None]
+
+
+def _each_once(found: Iterable[Any]) -> list[Any]:
+    return list({id(each): each for each in found}.values())
 
 
 def _what_ages_objects() -> object:
@@ -63,23 +93,9 @@ def _what_ages_objects() -> object:
 
 def _instances(generation: int | None) -> list[Any]:
     """Every tensor and optimizer in a generation of the collector, or in all."""
-    everything = _all_objects() if generation is None else gc.get_objects(generation)
+    everything = gc.get_objects(generation)
     # By type: isinstance may run code of lazy objects. No loop in Python, for there are hundreds of thousands of objects.
     return list(compress(everything, map(_with_subclasses(_KINDS).__contains__, map(type, everything))))
-
-
-def _all_objects() -> list[Any]:
-    """Everything that the collector knows, what was frozen included.
-
-    It lists nothing frozen, so it is thawed for the look. Freezing it again takes in all that is there, so garbage is collected first.
-    """
-    if not gc.get_freeze_count():
-        return gc.get_objects()
-    gc.collect()
-    gc.unfreeze()
-    everything = gc.get_objects()
-    gc.freeze()
-    return everything
 
 
 def _with_subclasses(kinds: Iterable[type]) -> set[type]:
