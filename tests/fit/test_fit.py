@@ -49,8 +49,8 @@ def test_measured_peak_is_within_budget_and_as_predicted(make: Callable[[], Made
 
 def test_what_others_have_alive_in_the_process_is_no_part_of_a_share() -> None:
     found = []
-    for others in (torch.ones(0), torch.ones(20_000_000)):
-        model, step = no_optimizer()
+    for count in (0, 20_000_000):
+        others, (model, step) = torch.ones(count), no_optimizer()
         result = lowtide.fit(model, step, "70%", rounds=1)
         result.handle.remove()
         found.append((result.budget_bytes, result.traced_peak_bytes, result.plain.peak_bytes))

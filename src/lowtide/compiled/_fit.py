@@ -74,8 +74,8 @@ def fit_compiled(
     buffers, gradients, optimizer state and random state are as they were before. Fits with the same options know what the earlier ones have
     measured, and a smaller budget never leads to a larger peak.
 
-    What is alive before the step counts as in ``lowtide.fit``: on the CPU what the step uses of it, for which the step runs once as Python; on
-    CUDA all that the process has on the device.
+    What is alive before the step counts as in ``lowtide.fit``: on the CPU what the step uses of it, for which the step runs once as
+    Python; on CUDA all that the process has on the device.
 
     The shapes of the step are compiled as they are, not as symbols. Others that come later are split by the same number of bytes, and not
     measured.

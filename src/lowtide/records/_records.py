@@ -237,7 +237,7 @@ class StepTrace:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes that were there before the step and are the step's: the model's, the optimizer's, and whatever else it uses or lets go of."""
+        """Bytes that were there before the step and are the step's: of model, optimizer, and whatever else it uses or lets go of."""
         return sum(storage.bytes for storage in self.storages if storage.resident)
 
     def to_json(self) -> str:
