@@ -14,7 +14,7 @@ from torch import nn
 import lowtide
 from lowtide.engine import Options, install
 from lowtide.errors import InputChangedError, InvalidInputError
-from lowtide.measure import peak_bytes
+from lowtide.measure import live_storages, peak_bytes
 from lowtide.plan import Plan, PlannedRegion, simulate
 from lowtide.plan._candidates import candidates
 from lowtide.plan._index import TraceIndex
@@ -183,6 +183,37 @@ def test_inside_a_region_and_under_other_hooks_gradients_are_right() -> None:
         assert all(map(torch.equal, results(), plain))
     with torch.autograd.graph.save_on_cpu():
         assert all(map(torch.equal, results(), plain))
+
+
+def test_inside_a_region_nothing_is_kept_that_the_region_around_drops() -> None:
+    """Nor does a replay of the region around leave anything behind that it has made again for a backward that has run."""
+
+    def held(first_saved: int | None, *, around: bool) -> tuple[list[int], int]:
+        torch.manual_seed(0)
+        model, x = nn.Sequential(Dropping(), Dropping()), torch.randn(64, SIZE, requires_grad=True)
+        install([("0", model[0])], Options(first_saved=first_saved))
+        if around:
+            install([("", model)], around=True)
+        found = []
+        for _ in range(4):
+            gc.collect()
+            before = live_bytes()
+            result = model(x)
+            gc.collect()
+            found.append(live_bytes() - before - result.nbytes)
+            result.sum().backward()
+        del result
+        gc.collect()
+        return found, live_bytes() - before
+
+    whole, early, alone = held(None, around=True), held(2, around=True), held(2, around=False)
+    assert early[0][1:] == whole[0][1:]
+    assert early[0][-1] < alone[0][-1]
+    assert early[1] == whole[1] == alone[1]
+
+
+def live_bytes() -> int:
+    return sum(live_storages(None, torch.device("cpu")).values())
 
 
 def test_what_is_kept_and_changed_before_backward_is_an_error_as_in_plain_autograd() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lowtide._torch_private import is_zero_tensor
 from lowtide.engine import transforms_allowed
 
 Storage = Callable[[], torch.UntypedStorage]
@@ -135,7 +136,7 @@ def saved_away() -> Iterator[None]:
 
 
 def _pack(tensor: torch.Tensor) -> Any:
-    if tensor.is_leaf or tensor.layout != torch.strided or type(tensor) is not torch.Tensor:
+    if tensor.is_leaf or tensor.layout != torch.strided or type(tensor) is not torch.Tensor or is_zero_tensor(tensor):
         return tensor
     return _rebuilt(away(tensor.untyped_storage()), tensor)
 

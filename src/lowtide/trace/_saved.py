@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from lowtide._torch_private import FakeTensor, running_node_name, without_dispatch_modes
+from lowtide._torch_private import FakeTensor, is_zero_tensor, running_node_name, without_dispatch_modes
 from lowtide.records import Category, SavedTensor
 from lowtide.trace._keep import Keep, Kept, Like
 from lowtide.trace._storages import StorageTable
@@ -124,7 +124,7 @@ class SavedTable:
 
     def _kept(self, tensor: torch.Tensor, storage: int) -> tuple[Kept, _Copy | None]:
         """How to get a tensor back, and the copy that this needs."""
-        if self._storages.is_resident(storage) or type(tensor) not in PLAIN_TENSORS:
+        if self._storages.is_resident(storage) or type(tensor) not in PLAIN_TENSORS or is_zero_tensor(tensor):  # zeros that have no memory
             return tensor, None
         version = (storage, tensor._version)
         known = self._copies.get(version)
