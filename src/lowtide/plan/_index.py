@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.plan._functions import TYPE, with_function_calls
+from lowtide.plan._marks import Marks
 from lowtide.plan._overhead import ENGINE, Overhead
 from lowtide.records import Category, FunctionCall, Gather, Phase, StepTrace
 
 if TYPE_CHECKING:
+    from lowtide.plan._keepable import Keepable
     from lowtide.plan._replay import Replay
     from lowtide.plan._solution import KeptCall
 
@@ -51,6 +53,8 @@ class TraceIndex:
         overhead: what the engine takes.
         trace: with calls of functions between modules among its calls.
         replays: what has been read so far by ``_replay.replays_of``, by region, what it keeps and how much it drops.
+        occurrences, keepables: the same of where a region runs, by its paths, and of what can be kept, by member call.
+        among_ops, among_storages: which of some ops or storages are among others.
         seconds, workspace, op_call, forward: by op.
         bytes, category, born, freed, resident: by storage; ``category`` indexes ``CATEGORIES``.
         slot_storage, slot_call, position, used, released: by saved tensor.
@@ -63,10 +67,14 @@ class TraceIndex:
         self.trace = trace = with_function_calls(trace)
         self.overhead = overhead
         self.replays: dict[tuple[tuple[str, ...], tuple[KeptCall, ...], int | None], list[Replay]] = {}
+        self.occurrences: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
+        self.keepables: dict[int, list[Keepable]] = {}
         self._read_ops(trace)
         self._read_storages(trace)
         self._read_slots(trace)
         self._read_calls(trace)
+        self._ops_of_call: dict[int, Ints] = {}
+        self.among_ops, self.among_storages = Marks(self.op_count + 1), Marks(len(self.bytes))
         self.gather_calls = ints(gather.call for gather in trace.gathers)
 
     def _read_ops(self, trace: StepTrace) -> None:
@@ -205,14 +213,16 @@ class TraceIndex:
         return bool(self.call_stop[call] == call + 1)
 
     @cached_property
-    def _function_starts(self) -> Ints:
-        return ints(f.start for f in self.trace.functions)
+    def _function_ranges(self) -> tuple[list[int], list[int]]:
+        """By call the first of the functions that begin in its time, and the first after those."""
+        starts = ints(f.start for f in self.trace.functions)
+        return np.searchsorted(starts, self.start).tolist(), np.searchsorted(starts, self.end).tolist()
 
     def functions_in(self, call: int) -> list[tuple[int, FunctionCall]]:
         """Calls of functions in a module call or in one inside it, in order, with their places among all."""
-        low, high = np.searchsorted(self._function_starts, [self.start[call], self.end[call]]).tolist()
-        stop = int(self.call_stop[call])
-        return [(i, self.trace.functions[i]) for i in range(low, high) if call <= self.trace.functions[i].call < stop]
+        lows, highs = self._function_ranges
+        functions, stop = self.trace.functions, int(self.call_stop[call])
+        return [(i, functions[i]) for i in range(lows[call], highs[call]) if call <= functions[i].call < stop]
 
     def gathers_in(self, call: int) -> tuple[Gather, ...]:
         """What is fetched before calls inside this one, in order; not what is fetched before the call itself."""
@@ -284,7 +294,7 @@ class TraceIndex:
 
     def written_by(self, ops: Ints, storages: Ints) -> Ints:
         """Those of the storages that some of these ops change in place."""
-        return ints(s for s in storages.tolist() if s in self._writers and np.isin(self._writers[s], ops).any())
+        return ints(s for s in storages.tolist() if s in self._writers and self.among_ops(ints(self._writers[s]), ops).any())
 
     @cached_property
     def _storages_by_birth(self) -> tuple[Ints, Ints]:
@@ -293,18 +303,29 @@ class TraceIndex:
         return order, self.born[order]
 
     @cached_property
-    def _slots_by_call(self) -> tuple[Ints, Ints]:
+    def _slots_by_call(self) -> tuple[Ints, list[int], list[int]]:
+        """Saved tensors in the order of calls, and by call the first that was saved in it and the first after those."""
         order = np.argsort(self.slot_call, kind="stable")
-        return order, self.slot_call[order]
+        calls = self.slot_call[order]
+        return order, np.searchsorted(calls, np.arange(len(self.parent))).tolist(), np.searchsorted(calls, self.call_stop).tolist()
 
     def slots_of_call(self, call: int) -> Ints:
         """Tensors that were saved in a call or in a call inside it."""
-        order, calls = self._slots_by_call
-        low, high = np.searchsorted(calls, [call, self.call_stop[call]])
-        return order[low:high]
+        order, lows, highs = self._slots_by_call
+        return order[lows[call] : highs[call]]
+
+    def ops_of_call(self, call: int) -> Ints:
+        """Ops of forward in a call and in those inside it, ascending."""
+        found = self._ops_of_call.get(call)
+        if found is None:
+            start, end = int(self.start[call]), int(self.end[call])
+            where = self.op_call[start:end]
+            inside = (where >= call) & (where < self.call_stop[call]) & self.forward[start:end]
+            found = self._ops_of_call[call] = start + np.flatnonzero(inside)
+        return found
 
     def storages_born_in(self, ops: Ints) -> Ints:
         """Storages that one of these ops (ascending) allocated, in order of birth."""
         order, born = self._storages_by_birth
-        low, high = np.searchsorted(born, [ops[0], ops[-1] + 1]) if len(ops) else (0, 0)
-        return order[low:high][np.isin(born[low:high], ops)]
+        low, high = born.searchsorted((ops[0], ops[-1] + 1)) if len(ops) else (0, 0)
+        return order[low:high][self.among_ops(born[low:high], ops)]

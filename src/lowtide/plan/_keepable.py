@@ -46,6 +46,12 @@ def keepable_calls(index: TraceIndex, members: Sequence[int]) -> list[Keepable]:
 
 
 def _in_member(index: TraceIndex, member: int) -> list[Keepable]:
+    if member not in index.keepables:
+        index.keepables[member] = _read(index, member)
+    return index.keepables[member]
+
+
+def _read(index: TraceIndex, member: int) -> list[Keepable]:
     counts: dict[str, int] = {}
     found = []
     for place, function in index.functions_in(member):

@@ -30,7 +30,7 @@ class Levels:
         ran = [replay for replay in replays if replay.before != NEVER]
         if not ran:
             return 0
-        return max(self._in_step(ran), *(self._in_replay(ran[: i + 1]) for i in range(len(ran))))
+        return max(self._in_step(ran), self._in_replays(ran))
 
     def by_nature(self, begin: int, end: int) -> int:
         """The most bytes alive by nature during the ops ``begin <= i < end``."""
@@ -49,11 +49,13 @@ class Levels:
         during = self._during[begin:end]
         return int((during + there[: len(during)]).max(initial=0))
 
-    def _in_replay(self, ran: Sequence[Replay]) -> int:
-        """During the last of some replays, with what is left of those before it."""
-        *earlier, last = ran
-        left = sum(int(self._index.bytes[r.born[r.kept_until > last.before]].sum()) for r in earlier)
-        return int(self._between[last.before]) + left + last.peak_bytes
+    def _in_replays(self, ran: Sequence[Replay]) -> int:
+        """During each of the replays, with what is left of those before it."""
+        made = np.cumsum([0, *(len(replay.born) for replay in ran)]).tolist()
+        size = self._index.bytes[np.concatenate([replay.born for replay in ran])]
+        until = np.concatenate([replay.kept_until for replay in ran])
+        left = (int(size[:before][until[:before] > replay.before].sum()) for replay, before in zip(ran, made[:-1], strict=True))
+        return max(int(self._between[r.before]) + there + r.peak_bytes for r, there in zip(ran, left, strict=True))
 
 
 def _natural(index: TraceIndex, begin: Ints) -> Ints:

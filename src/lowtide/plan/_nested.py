@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -67,13 +66,8 @@ class _Edge:
         return not any(map(frozenset(outer.paths).isdisjoint, self.around))
 
 
-class _Label(NamedTuple):
-    """A way to a node: the highest level of memory before it, bytes held there, time, and its regions."""
-
-    level: int
-    held: int
-    seconds: float
-    regions: tuple[PlannedRegion, ...]
+_Label = tuple[int, int, float, tuple[PlannedRegion, ...]]
+"""A way to a node: the highest level of memory before it, bytes held there, time, and its regions. So many are made that a class shows."""
 
 
 class Nesting:
@@ -145,7 +139,7 @@ class Nesting:
         into: dict[int, list[tuple[_Edge, int]]] = {}
         for edge in (*edges, *self._alone[start:stop]):
             into.setdefault(edge.stop, []).append((edge, int(self._index.bytes[ints(edge.held - there)].sum())))
-        labels = {start: [_Label(0, 0, 0.0, ())]}
+        labels: dict[int, list[_Label]] = {start: [(0, 0, 0.0, ())]}
         for node in range(start + 1, stop + 1):
             labels[node] = _undominated([_longer(label, edge, held) for edge, held in into[node] for label in labels[edge.start]])
         return labels[stop]
@@ -154,9 +148,9 @@ class Nesting:
         """As candidates, those of the lowest levels that are worth it."""
         level = self._levels.of(around.replays) * _WORTH
         found: list[tuple[int, Candidate]] = []
-        for way in [way for way in ways if way.regions][:_MOST_READ]:
+        for regions in [regions for *_, regions in ways if regions][:_MOST_READ]:
             with suppress(PlanError):
-                candidate = nested_candidate(self._index, around.paths, way.regions)
+                candidate = nested_candidate(self._index, around.paths, regions)
                 found.append((self._levels.of(candidate.replays), candidate))
         lowest = sorted((entry for entry in found if entry[0] < level), key=lambda entry: (entry[0], entry[1].seconds))
         best: list[Candidate] = []
@@ -187,15 +181,22 @@ def _layers_of_slots(index: TraceIndex, starts: Ints) -> dict[int, list[int]]:
 
 
 def _longer(label: _Label, edge: _Edge, held: int) -> _Label:
-    held += label.held
-    regions = label.regions if edge.region is None else (*label.regions, edge.region)
-    return _Label(max(label.level, held + edge.level), held, label.seconds + edge.seconds, regions)
+    level, before, seconds, regions = label
+    held += before
+    reached = held + edge.level
+    return reached if reached > level else level, held, seconds + edge.seconds, regions if edge.region is None else (*regions, edge.region)
 
 
 def _undominated(labels: list[_Label]) -> list[_Label]:
     """Labels of which none is better in all three, the lowest first; of many, the lowest."""
     kept: list[_Label] = []
     for label in sorted(labels, key=itemgetter(0, 1, 2)):
-        if len(kept) < _MOST_LABELS and not any(k.held <= label.held and k.seconds <= label.seconds for k in kept):
+        _, held, seconds, _ = label
+        for _, less, sooner, _ in kept:
+            if less <= held and sooner <= seconds:
+                break
+        else:
             kept.append(label)
+            if len(kept) == _MOST_LABELS:
+                break
     return kept

@@ -14,7 +14,7 @@ import numpy as np
 
 from lowtide.errors import PlanError
 from lowtide.plan._index import CATEGORIES, NEVER, Flags, Ints, TraceIndex, ints
-from lowtide.plan._keepable import kept_in, skipped_ops
+from lowtide.plan._keepable import Keepable, kept_in, skipped_ops
 from lowtide.plan._saved import Saved
 from lowtide.plan._solution import KeptCall
 from lowtide.records import Gather
@@ -113,6 +113,12 @@ def replayable(index: TraceIndex, paths: tuple[str, ...]) -> list[tuple[int, ...
     Raises:
         PlanError: as of ``replays_of``.
     """
+    if paths not in index.occurrences:
+        index.occurrences[paths] = _replayable(index, paths)
+    return index.occurrences[paths]
+
+
+def _replayable(index: TraceIndex, paths: tuple[str, ...]) -> list[tuple[int, ...]]:
     found = occurrences(index, paths)
     for call in (c for calls in found for c in calls if not index.replayable[c]):
         path = index.trace.calls[call].path
@@ -188,8 +194,7 @@ def read(
         first_saved: how many of the tensors saved in it are dropped.
     """
     keeps = kept_in(index, calls, kept)
-    member_ops = np.setdiff1d(member_ops_of(index, calls), skipped_ops(index, keeps), assume_unique=True)
-    member_ops = np.union1d(index.casts_found(member_ops), member_ops)
+    member_ops = _ops_to_run(index, calls, keeps)
     inputs = _inputs(index, calls)
     written = index.written_by(member_ops, inputs)
     makers = member_ops if around is None else around
@@ -228,15 +233,18 @@ def read(
     )
 
 
+def _ops_to_run(index: TraceIndex, calls: tuple[int, ...], keeps: Sequence[Keepable]) -> Ints:
+    """Forward ops of the members without what is kept, with what autocast's cache had for them, ascending."""
+    ops = member_ops_of(index, calls)
+    if keeps:
+        ops = ops[~index.among_ops(ops, skipped_ops(index, keeps))]
+    casts = index.casts_found(ops)
+    return np.union1d(casts, ops) if len(casts) else ops
+
+
 def member_ops_of(index: TraceIndex, calls: tuple[int, ...]) -> Ints:
     """Forward ops of the members, without what runs between them."""
-    parts = []
-    for call in calls:
-        start, end = int(index.start[call]), int(index.end[call])
-        where = index.op_call[start:end]
-        inside = (where >= call) & (where < index.call_stop[call]) & index.forward[start:end]
-        parts.append(start + np.flatnonzero(inside))
-    return np.concatenate(parts).astype(np.int64)
+    return np.concatenate([index.ops_of_call(call) for call in calls])
 
 
 def slots_of(index: TraceIndex, calls: tuple[int, ...], first_saved: int | None = None) -> Ints:
@@ -254,7 +262,7 @@ def _slots_made_anew(
         theirs = np.concatenate([index.slots_of_call(call) for replay in inside for call in replay.calls])
         slots = np.setdiff1d(slots, theirs, assume_unique=True)
     storages = index.slot_storage[slots]
-    fresh = ~index.resident[storages] & np.isin(index.born[storages], makers)
+    fresh = ~index.resident[storages] & index.among_ops(index.born[storages], makers)
     return ints(slots[fresh | np.isin(storages, written)] if len(written) else slots[fresh])
 
 
@@ -283,7 +291,7 @@ def _last_needed(index: TraceIndex, needed: Saved, before: int) -> int:
 
 
 def _kept_until(index: TraceIndex, born: Ints, needed: Saved) -> Ints:
-    needed = needed.at(np.isin(needed.storage, born))  # a region around makes the others
+    needed = needed.at(index.among_storages(needed.storage, born))  # a region around makes the others
     by_storage = np.argsort(born)
     places = by_storage[np.searchsorted(born[by_storage], needed.storage)]
     until = np.full(len(born), NEVER, dtype=np.int64)
@@ -293,7 +301,7 @@ def _kept_until(index: TraceIndex, born: Ints, needed: Saved) -> Ints:
 
 def _gathers(index: TraceIndex, calls: tuple[int, ...], before: int, last: int) -> tuple[Gather, ...]:
     """What a replay up to an op fetches: what is in front of a member is fetched outside of the region."""
-    inside = (gather for call in calls for gather in index.gathers_in(call))
+    inside = (gather for call in calls for gather in index.gathers_in(call)) if index.trace.gathers else ()
     return tuple(g for g in inside if index.start[g.call] < last and not g.is_whole(before)) if before != NEVER else ()
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,11 +55,15 @@ class Saved:
 
     def at(self, which: Flags) -> Saved:
         """Some of the rows."""
-        return Saved(*(getattr(self, field.name)[which] for field in fields(self)))
+        return Saved(*(column[which] for column in self._columns))
 
     def with_(self, other: Saved) -> Saved:
         """These rows, then those."""
-        return Saved(*(np.concatenate([getattr(self, field.name), getattr(other, field.name)]) for field in fields(self)))
+        return Saved(*map(np.concatenate, zip(self._columns, other._columns, strict=True)))
+
+    @property
+    def _columns(self) -> tuple[Any, ...]:
+        return self.number, self.storage, self.position, self.used, self.released, self.freed, self.handed
 
 
 def _taken_at(index: TraceIndex, replay: Replay, storage: int) -> int:

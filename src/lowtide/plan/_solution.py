@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from lowtide.errors import PlanError
@@ -218,16 +219,17 @@ def refuse_nested_paths(paths: Iterable[str]) -> None:
             raise PlanError(f"regions of the plan overlap: {path!r} lies inside {outer!r}; keep one of them")
 
 
-def ancestors(path: str) -> list[str]:
+@cache
+def ancestors(path: str) -> tuple[str, ...]:
     """Paths of the modules around this one, the root first; of a call of a function, the module that makes it is one.
 
     >>> ancestors("blocks.0.mlp")
-    ['', 'blocks', 'blocks.0']
+    ('', 'blocks', 'blocks.0')
     """
     function = FunctionPath.read(path)
     if function is not None:
-        return [*ancestors(function.caller), function.caller]
+        return (*ancestors(function.caller), function.caller)
     if not path:
-        return []
+        return ()
     parts = path.split(".")
-    return ["", *(".".join(parts[:i]) for i in range(1, len(parts)))]
+    return ("", *(".".join(parts[:i]) for i in range(1, len(parts))))

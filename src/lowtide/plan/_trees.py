@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
-
 from lowtide.errors import PlanError
 from lowtide.plan._index import Flags, Ints, TraceIndex
 from lowtide.plan._replay import Replay, member_ops_of, name_of, read, replayable, replays_of
@@ -59,7 +57,7 @@ def _tree(index: TraceIndex, node: _Node) -> list[Replay]:
     makers = member_ops_of(index, node.calls)
     outer, *inside = _read(index, node, makers, None)
     made = index.storages_born_in(makers)
-    return [outer, *(_letting_go(replay, ~np.isin(replay.held, made)) for replay in inside)]
+    return [outer, *(_letting_go(replay, ~index.among_storages(replay.held, made)) for replay in inside)]
 
 
 def _read(index: TraceIndex, node: _Node, makers: Ints, around: Ints | None) -> list[Replay]:
