@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
-_API = 7
+_API = 8
 """Of the compiled code that goes with this release: what was compiled for another is not used."""
 
 

@@ -5,10 +5,8 @@
  */
 
 #include "_native.h"
-#include <stddef.h>
-#include <structmember.h>
 
-#define API 7 /* `_acceleration.py` takes no other */
+#define API 8 /* `_acceleration.py` takes no other */
 
 PyObject *name_version;
 static PyObject *name_dtype, *name_shape, *name_requires_grad, *name_is_leaf, *name_base, *name_strange;
@@ -251,21 +249,7 @@ static PyObject *packing_new(PyTypeObject *type, PyObject *arguments, PyObject *
     if (!PyArg_ParseTuple(arguments, "O!O!O!nOOO", &PyList_Type, &slots, &PyList_Type, &plain, &PyList_Type, &grads, &first, &frame,
                           &region, &keep_free))
         return NULL;
-    if (slot_class == NULL) {
-        PyErr_SetString(PyExc_TypeError, "configure() has to be called first");
-        return NULL;
-    }
-    Packing *packing = (Packing *)type->tp_alloc(type, 0);
-    if (packing == NULL) return NULL;
-    packing->call = packing_call;
-    packing->slots = Py_NewRef(slots);
-    packing->plain = Py_NewRef(plain);
-    packing->grads = Py_NewRef(grads);
-    packing->frame = Py_NewRef(frame);
-    packing->region = Py_NewRef(region);
-    packing->keep_free = Py_NewRef(keep_free);
-    packing->first = first;
-    return (PyObject *)packing;
+    return new_packing(slots, plain, grads, first, frame, region, keep_free);
 }
 
 static PyMemberDef packing_members[] = {
@@ -287,6 +271,26 @@ static PyTypeObject PackingType = {
     .tp_members = packing_members,
     .tp_new = packing_new,
 };
+
+PyObject *new_packing(PyObject *slots, PyObject *plain, PyObject *grads, Py_ssize_t first, PyObject *frame, PyObject *region, PyObject *keep_free) {
+    if (slot_class == NULL) {
+        PyErr_SetString(PyExc_TypeError, "configure() has to be called first");
+        return NULL;
+    }
+    Packing *packing = (Packing *)PackingType.tp_alloc(&PackingType, 0);
+    if (packing == NULL) return NULL;
+    packing->call = packing_call;
+    packing->slots = Py_NewRef(slots);
+    packing->plain = Py_NewRef(plain);
+    packing->grads = Py_NewRef(grads);
+    packing->frame = Py_NewRef(frame);
+    packing->region = Py_NewRef(region);
+    packing->keep_free = Py_NewRef(keep_free);
+    packing->first = first;
+    return (PyObject *)packing;
+}
+
+int is_packing_type(PyObject *object) { return Py_TYPE(object) == &PackingType; }
 
 /* ---- Filling, see _packing.py ---- */
 
@@ -370,14 +374,7 @@ static PyObject *filling_new(PyTypeObject *type, PyObject *arguments, PyObject *
     PyObject *slots;
     Py_ssize_t last, stop;
     if (!PyArg_ParseTuple(arguments, "O!nn", &PyList_Type, &slots, &last, &stop)) return NULL;
-    Filling *filling = (Filling *)type->tp_alloc(type, 0);
-    if (filling == NULL) return NULL;
-    filling->call = filling_call;
-    filling->slots = Py_NewRef(slots);
-    filling->index = -1;
-    filling->last = last;
-    filling->stop = stop;
-    return (PyObject *)filling;
+    return new_filling(slots, last, stop);
 }
 
 static PyMemberDef filling_members[] = {
@@ -400,22 +397,43 @@ static PyTypeObject FillingType = {
     .tp_new = filling_new,
 };
 
+PyObject *new_filling(PyObject *slots, Py_ssize_t last, Py_ssize_t stop) {
+    Filling *filling = (Filling *)FillingType.tp_alloc(&FillingType, 0);
+    if (filling == NULL) return NULL;
+    filling->call = filling_call;
+    filling->slots = Py_NewRef(slots);
+    filling->index = -1;
+    filling->last = last;
+    filling->stop = stop;
+    return (PyObject *)filling;
+}
+
+Py_ssize_t filling_reached(PyObject *filling) { return ((Filling *)filling)->index; }
+
 /* ---- all slots of a frame, see _packing.py ---- */
+
+Py_ssize_t last_wanted_in(PyObject *slots, Py_ssize_t wanted, Py_ssize_t end) {
+    if (end > PyList_GET_SIZE(slots)) {
+        PyErr_Format(PyExc_IndexError, "there are %zd slots", PyList_GET_SIZE(slots));
+        return -1;
+    }
+    for (Py_ssize_t place = end - 1; place > wanted && place >= 0; place--) {
+        Slot *slot = slot_at(slots, place);
+        if (slot == NULL && PyErr_Occurred()) return -1;
+        if (slot == NULL) continue;
+        int full = is_full(slot);
+        Py_DECREF(slot);
+        if (!full) return place;
+    }
+    return wanted;
+}
 
 static PyObject *last_wanted(PyObject *module, PyObject *arguments) {
     PyObject *slots;
     Py_ssize_t wanted, end;
     if (!PyArg_ParseTuple(arguments, "O!nn", &PyList_Type, &slots, &wanted, &end)) return NULL;
-    if (end > PyList_GET_SIZE(slots)) return PyErr_Format(PyExc_IndexError, "there are %zd slots", PyList_GET_SIZE(slots));
-    for (Py_ssize_t place = end - 1; place > wanted && place >= 0; place--) {
-        Slot *slot = slot_at(slots, place);
-        if (slot == NULL && PyErr_Occurred()) return NULL;
-        if (slot == NULL) continue;
-        int full = is_full(slot);
-        Py_DECREF(slot);
-        if (!full) return PyLong_FromSsize_t(place);
-    }
-    return PyLong_FromSsize_t(wanted);
+    Py_ssize_t place = last_wanted_in(slots, wanted, end);
+    return place == -1 && PyErr_Occurred() ? NULL : PyLong_FromSsize_t(place);
 }
 
 static PyObject *drop_values(PyObject *module, PyObject *arguments) {
@@ -592,7 +610,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         if ((*names[index].name = PyUnicode_InternFromString(names[index].text)) == NULL) return NULL;
     if (PyType_Ready(&SlotType) || PyType_Ready(&PackingType) || PyType_Ready(&FillingType)) return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || PyModule_AddIntConstant(module, "API", API) || add_guards(module) || add_settled(module) ||
+    if (module == NULL || PyModule_AddIntConstant(module, "API", API) || add_guards(module) || add_settled(module) || add_short(module) ||
         PyModule_AddObjectRef(module, "Slot", (PyObject *)&SlotType) ||
         PyModule_AddObjectRef(module, "Packing", (PyObject *)&PackingType) ||
         PyModule_AddObjectRef(module, "Filling", (PyObject *)&FillingType)) {

@@ -38,23 +38,31 @@ static int is_unmodified(PyObject *taken) {
 }
 
 /* The same, where one that has no version may have been modified. */
-static int is_surely_unmodified(PyObject *taken) {
+int is_surely_unmodified(PyObject *taken) {
     int same = is_unmodified(taken);
     if (same >= 0 || !PyErr_ExceptionMatches(PyExc_RuntimeError)) return same;
     PyErr_Clear();
     return 0;
 }
 
-static PyObject *are_unmodified(PyObject *module, PyObject *watches) {
-    if (!PyList_Check(watches)) return PyErr_Format(PyExc_TypeError, "watches are in a list");
+int are_surely_unmodified(PyObject *watches) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(watches); i++) {
         PyObject *entry = PyList_GET_ITEM(watches, i);
-        if (!PyTuple_Check(entry) || PyTuple_GET_SIZE(entry) != 2) return PyErr_Format(PyExc_TypeError, "watches are pairs");
-        if (!is_taken(PyTuple_GET_ITEM(entry, 1))) return NULL;
+        if (!PyTuple_Check(entry) || PyTuple_GET_SIZE(entry) != 2) {
+            PyErr_SetString(PyExc_TypeError, "watches are pairs");
+            return -1;
+        }
+        if (!is_taken(PyTuple_GET_ITEM(entry, 1))) return -1;
         int same = is_surely_unmodified(PyTuple_GET_ITEM(entry, 1));
-        if (same != 1) return same < 0 ? NULL : Py_NewRef(Py_False);
+        if (same != 1) return same;
     }
-    Py_RETURN_TRUE;
+    return 1;
+}
+
+static PyObject *are_unmodified(PyObject *module, PyObject *watches) {
+    if (!PyList_Check(watches)) return PyErr_Format(PyExc_TypeError, "watches are in a list");
+    int same = are_surely_unmodified(watches);
+    return same < 0 ? NULL : PyBool_FromLong(same);
 }
 
 /* ---- Surroundings, see is_in_force ---- */
@@ -144,21 +152,67 @@ static int attends_so(Surroundings *around, PyObject *flags, PyObject *order) {
     return same;
 }
 
-static PyObject *surroundings_are(PyObject *self, PyObject *ambient) {
+int surroundings_are_so(PyObject *self, PyObject *ambient) {
     Surroundings *around = (Surroundings *)self;
-    if (!PyTuple_Check(ambient) || PyTuple_GET_SIZE(ambient) != 9) return PyErr_Format(PyExc_TypeError, "it takes an Ambient");
+    if (!PyTuple_Check(ambient) || PyTuple_GET_SIZE(ambient) != 9) {
+        PyErr_SetString(PyExc_TypeError, "it takes an Ambient");
+        return -1;
+    }
     PyObject **then = ((PyTupleObject *)ambient)->ob_item;
-    if (then[4] != Py_None || PyObject_Size(then[2]) || PyObject_Size(then[3])) return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+    if (then[4] != Py_None || PyObject_Size(then[2]) || PyObject_Size(then[3])) return PyErr_Occurred() ? -1 : 0;
     int same = computes_none(around, then[7]);
     if (same == 1) same = tells(around, NOW_COMPILER, then[8]);
     for (int which = NOW_AUTOCAST; same == 1 && which <= NOW_DISPATCHES; which++) same = tells_none(around, which);
     if (same == 1) same = tells(around, NOW_DTYPE, then[1]);
     if (same == 1 && then[6] != Py_None) same = attends_so(around, then[5], then[6]);
+    return same;
+}
+
+static PyObject *surroundings_are(PyObject *self, PyObject *ambient) {
+    int same = surroundings_are_so(self, ambient);
     return same < 0 ? NULL : PyBool_FromLong(same);
+}
+
+/* The choice of attention backends: four flags. */
+static PyObject *attention_flags(Surroundings *around) {
+    PyObject *flags = PyTuple_New(4);
+    for (int i = 0; flags != NULL && i < 4; i++) {
+        PyObject *flag = PyObject_CallNoArgs(around->getters[NOW_FLASH + i]);
+        if (flag == NULL) Py_CLEAR(flags);
+        else PyTuple_SET_ITEM(flags, i, flag);
+    }
+    return flags;
+}
+
+/* What take_ambient tells; None where there are modes, autocast or weights that are computed once. */
+PyObject *surroundings_now(PyObject *self, int attention) {
+    Surroundings *around = (Surroundings *)self;
+    int none = computes_none(around, around->no_weights);
+    for (int which = NOW_AUTOCAST; none == 1 && which <= NOW_DISPATCHES; which++) none = tells_none(around, which);
+    if (none != 1) return none < 0 ? NULL : Py_NewRef(Py_None);
+    PyObject *context = PyContext_CopyCurrent(), *dtype = PyObject_CallNoArgs(around->getters[NOW_DTYPE]);
+    PyObject *flags = attention ? attention_flags(around) : PyTuple_New(0), *empty = PyTuple_New(0);
+    PyObject *order = attention ? PyObject_CallNoArgs(around->getters[NOW_ORDER]) : Py_NewRef(Py_None);
+    PyObject *compiler = PyObject_CallNoArgs(around->getters[NOW_COMPILER]), *now = NULL;
+    if (context != NULL && dtype != NULL && flags != NULL && empty != NULL && order != NULL && compiler != NULL)
+        now = PyTuple_Pack(9, context, dtype, empty, empty, Py_None, flags, order, around->no_weights, compiler);
+    Py_XDECREF(context);
+    Py_XDECREF(dtype);
+    Py_XDECREF(flags);
+    Py_XDECREF(empty);
+    Py_XDECREF(order);
+    Py_XDECREF(compiler);
+    return now;
+}
+
+static PyObject *surroundings_take(PyObject *self, PyObject *attention) {
+    int with = PyObject_IsTrue(attention);
+    return with < 0 ? NULL : surroundings_now(self, with);
 }
 
 static PyMethodDef surroundings_methods[] = {
     {"are", surroundings_are, METH_O, NULL},
+    {"take", surroundings_take, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

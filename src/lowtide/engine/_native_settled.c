@@ -182,7 +182,7 @@ static PyObject *listed(PyObject **values, Py_ssize_t count) {
 }
 
 /* What Watch.take_again tells; None if something has changed, or the flags are others. */
-static PyObject *settled_read(PyObject *self, PyObject *flags) {
+PyObject *read_settled(PyObject *self, PyObject *flags) {
     Settled *settled = (Settled *)self;
     if (!PyList_Check(flags)) return PyErr_Format(PyExc_TypeError, "it takes a list");
     ask_for(settled);
@@ -212,26 +212,36 @@ static int are_these(PyObject **values, Py_ssize_t count, PyObject *list, PyObje
     return 1;
 }
 
-/* Whether these are the tensors, but for those at the places that are skipped, the flags and the settings, and nothing has changed. */
+/* Whether these are the tensors, but for those at the places that are skipped, the flags and the settings, and nothing has changed; below
+ * zero with an error. */
+static int has_these(Settled *settled, PyObject *tensors, PyObject *skipped, PyObject *flags, PyObject *settings) {
+    ask_for(settled);
+    int same = is_count(settled);
+    if (same > 0) same = PyObject_RichCompareBool(flags, settled->flags, Py_EQ);
+    if (same > 0)
+        same = is_settled(settled) && are_these(settled->tensor, settled->tensors, tensors, skipped) &&
+               are_these(settled->setting, settled->settings, settings, NULL);
+    return PyErr_Occurred() ? -1 : same;
+}
+
 static PyObject *settled_has(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-    Settled *settled = (Settled *)self;
     int fine = count == 4;
     for (Py_ssize_t index = 0; fine && index < count; index++) fine = PyList_Check(arguments[index]);
     if (!fine) return PyErr_Format(PyExc_TypeError, "it takes four lists");
-    ask_for(settled);
-    int same = is_count(settled);
-    if (same > 0) same = PyObject_RichCompareBool(arguments[2], settled->flags, Py_EQ);
-    if (same < 0) return NULL;
-    int has = same && is_settled(settled) && are_these(settled->tensor, settled->tensors, arguments[0], arguments[1]) &&
-              are_these(settled->setting, settled->settings, arguments[3], NULL);
-    if (PyErr_Occurred()) return NULL;
-    return PyBool_FromLong(has);
+    int has = has_these((Settled *)self, arguments[0], arguments[1], arguments[2], arguments[3]);
+    return has < 0 ? NULL : PyBool_FromLong(has);
+}
+
+int settled_has_these(PyObject *settled, PyObject *taken, PyObject *skipped) {
+    for (int part = 0; part < 4; part++)
+        if (!PyList_Check(PyTuple_GET_ITEM(taken, part))) return 0;
+    return has_these((Settled *)settled, PyTuple_GET_ITEM(taken, 0), skipped, PyTuple_GET_ITEM(taken, 2), PyTuple_GET_ITEM(taken, 3));
 }
 
 static PyMethodDef settled_methods[] = {
     {"fill", settled_fill, METH_VARARGS, NULL},
     {"has", (PyCFunction)(void (*)(void))settled_has, METH_FASTCALL, NULL},
-    {"read", settled_read, METH_O, NULL},
+    {"read", read_settled, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -248,12 +258,20 @@ static PyTypeObject SettledType = {
     .tp_new = settled_new,
 };
 
+int is_settled_type(PyObject *object) { return Py_TYPE(object) == &SettledType; }
+
 int add_settled(PyObject *module) {
     name_next_id = PyUnicode_InternFromString("next_id");
     return name_next_id == NULL || PyType_Ready(&SettledType) || PyModule_AddObjectRef(module, "Settled", (PyObject *)&SettledType) ? -1 : 0;
 }
 
 #else
+
+int is_settled_type(PyObject *object) { return 0; }
+
+PyObject *read_settled(PyObject *settled, PyObject *flags) { Py_RETURN_NONE; }
+
+int settled_has_these(PyObject *settled, PyObject *taken, PyObject *skipped) { return 0; }
 
 int add_settled(PyObject *module) { return PyModule_AddObjectRef(module, "Settled", Py_None); }
 

@@ -24,14 +24,15 @@ import torch
 from torch import nn
 
 from lowtide import _torch_private as private
+from lowtide.engine._acceleration import native
 from lowtide.engine._call import Call
 from lowtide.engine._clock import clock, enter_at
 from lowtide.engine._frame import Frame
 from lowtide.engine._functions import take_function
-from lowtide.engine._guards._ambient import Ambient, is_in_force, take_ambient
-from lowtide.engine._guards._modules import Taken, Watch, watch_of
+from lowtide.engine._guards._ambient import Ambient, is_in_force, surroundings, take_ambient
+from lowtide.engine._guards._modules import Taken, Watch, copy_of, watch_of
 from lowtide.engine._guards._outside import Read, changed
-from lowtide.engine._guards._random import moved, put_random, take_cpu, take_random
+from lowtide.engine._guards._random import NO_DEVICES, ONLY_CPU, memory_of_cpu, moved, put_random, take_cpu, take_random
 from lowtide.engine._guards._unmodified import are_in_place, are_unmodified
 from lowtide.engine._kept._keeping import Course, course_of, run_holding
 from lowtide.engine._learning import learn_surprises
@@ -47,6 +48,7 @@ from lowtide.engine._unpack import unpack
 
 if TYPE_CHECKING:
     from lowtide.engine._kept._keeping import Keeping
+    from lowtide.engine._options import Options
     from lowtide.engine._profile import Profile, Script
     from lowtide.engine._region import Region
     from lowtide.engine._slot import Slot
@@ -54,11 +56,40 @@ if TYPE_CHECKING:
 NEWS: Any = object()
 """What comes back for a call that has to go the long way."""
 _TENSOR: Any = object()
-_ONE_TENSOR = [_TENSOR]
 _PLACES = frozenset({Held, Made})
 
 
-class SteadyCall(Call):
+class _Replayed:
+    """How calls that went the short way are replayed; where the engine is compiled, that is."""
+
+    def replay(self, frame: Frame, wanted: Slot) -> bool:
+        """As ``Call.replay``."""
+        return self.replay_in_python(frame, wanted)  # type: ignore[attr-defined, no-any-return]
+
+
+class _Fields:
+    """What such calls have in common, and how they run; where the engine is compiled, so are both."""
+
+    __slots__ = ("args", "course", "modules", "options", "profile", "script", "sites", "watches")
+    args: list[Any]
+    course: Course | None
+    modules: list[weakref.ref[nn.Module]]
+    options: Options
+    profile: Profile
+    script: Script
+    sites: list[int] | None
+    watches: list[tuple[Watch, list[bool]]]
+
+    def run(self, region: Region, target: Callable[..., Any], args: tuple[Any, ...], frame: Frame | None = None) -> Any:
+        """Call ``target``, in a frame of its own or as the next member of one, unless there are news."""
+        return self.run_in_python(region, target, args, frame)  # type: ignore[attr-defined]
+
+
+if native is not None and not TYPE_CHECKING:
+    _Replayed, _Fields = native.Replayed, native.Steady
+
+
+class SteadyCall(_Replayed, Call):
     """A call of which nothing needs to be put back but its module's tensors, and the random state if it draws."""
 
     # These hide the slots of a call that may need more: what has nothing to say need not be written for each call.
@@ -82,7 +113,7 @@ class SteadyCall(Call):
         self.ambient = ambient
         self.script = None
 
-    def replay(self, frame: Frame, wanted: Slot) -> bool:
+    def replay_in_python(self, frame: Frame, wanted: Slot) -> bool:
         """Fill the slots that autograd still holds, up to where what follows cannot belong to the op that asked."""
         if len(frame.calls) > 1:
             return replay_members(frame, wanted)
@@ -124,10 +155,15 @@ class SteadyCall(Call):
             or mine["finder"] is not None
             or self.profile.differentiates
             or private.profiler_active()
-            or (self.outside and changed(self.outside))
-            or (self.objects and not all(all(map(is_, own.values(), values)) for own, values in self.objects))
+            or not self.finds_the_same()
             or not is_in_force(self.ambient)
         )
+
+    def finds_the_same(self) -> bool:
+        """Whether what its code reaches elsewhere, and in objects, is what was there."""
+        if self.outside and changed(self.outside):
+            return False
+        return all(all(map(is_, own.values(), values)) for own, values in self.objects)
 
     def is_unmodified(self) -> bool:
         """Whether nothing in its modules was written to while it ran again."""
@@ -165,7 +201,7 @@ class SteadyCall(Call):
                 state.since = around
 
 
-class Steady:
+class Steady(_Fields):
     """What such calls of a module or function have in common.
 
     Attributes:
@@ -178,7 +214,7 @@ class Steady:
         course: which calls are kept; ``None`` without a policy.
     """
 
-    __slots__ = ("args", "course", "modules", "options", "profile", "script", "sites", "watches")
+    __slots__ = ()
 
     def __init__(self, frame: Frame, call: Call, script: Script, modules: list[nn.Module], course: Course | None) -> None:
         self.course = course
@@ -188,32 +224,32 @@ class Steady:
         self.sites = None if call.fixed else frame.sites
         self.watches = [(watch, taken[2]) for watch, taken in call.watches]
         self.modules = [*map(weakref.ref, modules)]
-        kinds = [_TENSOR if type(arg) in _PLACES else arg for arg in call.args]
-        self.args = _ONE_TENSOR if kinds == _ONE_TENSOR else kinds
+        self.args = [_TENSOR if type(arg) in _PLACES else arg for arg in call.args]
 
-    def run(self, region: Region, target: Callable[..., Any], args: tuple[Any, ...], frame: Frame | None = None) -> Any:
-        """Call ``target``, in a frame of its own or as the next member of one, unless there are news."""
+    def run_in_python(self, region: Region, target: Callable[..., Any], args: tuple[Any, ...], frame: Frame | None) -> Any:
+        """As ``run``."""
         profile = self.profile
         if profile.left <= 0 or OBSERVERS or region.listener is not None or region.options is not self.options:
             return NEWS
-        if not self._are_known(args) or not self._calls_the_same(target):
+        if not self._are_known(args) or not self.calls_the_same(target):
             return NEWS
         if self.course is not None and not self.course.goes_on():
             return NEWS
-        outside: Sequence[Read] = ()
-        if profile.outside.places:
-            modules, objects = [], []  # type: list[nn.Module], list[object]
-            outside = profile.outside.take(modules.append, objects)
-            if len(outside) != len(profile.outside.places) or len(modules) != len(self.modules) or not profile.has_met(objects):
-                return NEWS
-            if not all(ref() is module for ref, module in zip(self.modules, modules, strict=True)):
-                return NEWS
-        watches = self._take_modules()
-        if watches is None:
+        outside = self.take_outside() if profile.outside.places else ()
+        watches = None if outside is None else self._take_modules()
+        if watches is None or outside is None:
             return NEWS
         profile.left -= 1
         region.profile = profile
         return self._run_in_frame(frame or Frame(region), target, args, watches, outside)
+
+    def take_outside(self) -> Sequence[Read] | None:
+        """What its code reads from elsewhere, unless there are news."""
+        modules, objects = [], []  # type: list[nn.Module], list[object]
+        outside = self.profile.outside.take(modules.append, objects)
+        if len(outside) != len(self.profile.outside.places) or len(modules) != len(self.modules) or not self.profile.has_met(objects):
+            return None
+        return outside if all(ref() is module for ref, module in zip(self.modules, modules, strict=True)) else None
 
     def _take_modules(self) -> list[tuple[Watch, Taken]] | None:
         """What is in the modules, unless there are news, or others of their tensors require gradients."""
@@ -246,14 +282,10 @@ class Steady:
             frame.leave(call)
         if call.kept is not None and not frame.joinable:
             call.kept.trim(frame)
-        for watch, taken in watches:
-            if watch.has_own:
-                rebound = watch.rebound(taken)
-                if rebound:
-                    learn_surprises(call, watch, rebound)
+        learn_rebound(call)
         return result
 
-    def _calls_the_same(self, target: Any) -> bool:
+    def calls_the_same(self, target: Any) -> bool:
         """Whether the module is still watched as it was; whether nothing can change in what is no module."""
         if self.sites is None:
             return self.profile.watch is self.watches[0][0]
@@ -290,14 +322,20 @@ class Steady:
 
     def _are_known(self, args: tuple[Any, ...]) -> bool:
         """Whether these are tensors where they were, and otherwise the same values."""
-        if self.args is _ONE_TENSOR:
-            return len(args) == 1 and type(args[0]) is torch.Tensor
         if len(args) != len(self.args):
             return False
         for arg, known in zip(args, self.args, strict=True):
             if type(arg) is not torch.Tensor if known is _TENSOR else type(arg) is not type(known) or arg != known:
                 return False
         return True
+
+
+def learn_rebound(call: Call) -> None:
+    """Note attributes of modules that are others than at the beginning of a call."""
+    for watch, taken in call.watches:
+        rebound = watch.rebound(taken) if watch.has_own else []
+        if rebound:
+            learn_surprises(call, watch, rebound)
 
 
 def is_settled(target: Any) -> bool:
@@ -347,3 +385,22 @@ def _are_all_known(call: Call, modules: list[nn.Module]) -> bool:
     if [watch for watch, _ in call.watches] != list(watches):
         return False
     return all(watch.take_again(taken[2]) is not None for watch, taken in call.watches)
+
+
+def _compiled_with() -> dict[str, Any]:
+    """What the compiled form of the above uses, by name."""
+    return {
+        **{"Frame": Frame, "Held": Held, "KeepAll": KeepAll, "NEWS": NEWS, "OBSERVERS": OBSERVERS, "SteadyCall": SteadyCall},
+        **{"StopReplay": StopReplay, "TENSOR": _TENSOR, "Tensor": torch.Tensor, "NO_DEVICES": NO_DEVICES, "ONLY_CPU": ONLY_CPU},
+        **{"RANDOM_MEMORY": memory_of_cpu(), "active_count": threading.active_count, "clock": clock, "copy": copy_of},
+        **{"enter_at": enter_at, "give_others": give_others, "is_grad_enabled": torch.is_grad_enabled},
+        **{"is_write_to_leaf": private.is_write_to_leaf, "learn_rebound": learn_rebound, "moved": moved, "pop_hooks": private.pop_hooks},
+        **{"next_sequence_number": private.next_sequence_number, "profiler_active": private.profiler_active},
+        **{"push_hooks": private.push_hooks, "put_random": put_random, "set_grad_enabled": private.set_grad_enabled, "state": state},
+        **{"surroundings": surroundings, "take_ambient": take_ambient, "take_cpu": take_cpu, "take_random": take_random},
+        **{"top_hooks": private.top_hooks, "unpack": unpack, "unpack_in_replay": unpack_in_replay},
+    }
+
+
+if native is not None:
+    native.configure_short(_compiled_with())

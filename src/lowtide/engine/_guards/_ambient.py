@@ -69,12 +69,15 @@ def is_in_force(wanted: Ambient) -> bool:
     return attention == (_get_flash(), _get_efficient(), _get_math(), _get_cudnn()) and private.attention_order() == order
 
 
+surroundings: Any = None
+"""Tells what of this a thread is in, as ``take_ambient`` does; ``None`` where it tells more, or nothing is compiled."""
 if native is not None:
     _getters = (
         *(torch_compiler.current, private.any_autocast, private.function_mode_count, private.dispatch_mode_count),
         *(torch.get_default_dtype, private.attention_order, _get_flash, _get_efficient, _get_math, _get_cudnn),
     )
-    is_in_force = native.Surroundings(_getters, *private.WEIGHTS_ARE_COMPUTED, private.NO_WEIGHTS).are
+    surroundings = native.Surroundings(_getters, *private.WEIGHTS_ARE_COMPUTED, private.NO_WEIGHTS)
+    is_in_force = surroundings.are
 
 
 def _function_modes() -> tuple[Any, ...]:

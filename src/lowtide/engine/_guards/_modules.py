@@ -141,7 +141,7 @@ class Watch:
         except RuntimeError:
             versions = [*map(version_of, tensors)]
         for index in self.written:
-            tensors[index], versions[index] = _copy(tensors[index]), 0
+            tensors[index], versions[index] = copy_of(tensors[index]), 0
         settings = self._settings() if self._dicts else _NOTHING
         loose = self._take_loose() if self._loose else _NOTHING
         return tensors, versions, [*map(_training_of, self._moody)], settings, self._structure.hooks(), loose
@@ -179,7 +179,7 @@ class Watch:
             return None
         if taken is not None:
             for index in self.written:
-                taken[0][index], taken[1][index] = _copy(taken[0][index]), 0
+                taken[0][index], taken[1][index] = copy_of(taken[0][index]), 0
         return taken
 
     def _settle(self, trainings: list[bool]) -> Taken | None:
@@ -233,7 +233,7 @@ class Watch:
         places = [self._places[index] for index in self.written]
         lent = [(table, name, table[name]) for table, name in places]
         for (table, name), index in zip(places, self.written, strict=True):
-            table[name] = _copy(then[0][index])
+            table[name] = copy_of(then[0][index])
         return lent
 
     def put(self, wanted: Taken, *, attributes: bool) -> Undo | None:
@@ -287,7 +287,7 @@ class Watch:
         for index, (table, name) in enumerate(self._places):
             tensor = wanted[index]
             if table[name] is not tensor:
-                table[name] = _copy(tensor) if index in copied else tensor
+                table[name] = copy_of(tensor) if index in copied else tensor
 
     def changed_since(self, then: Taken) -> Iterator[tuple[str, torch.Tensor, int]]:
         """The tensors that were modified since: path, itself and the version that it had."""
@@ -345,7 +345,8 @@ def _single(name: str) -> Callable[[dict[str, Any]], tuple[Any]]:
     return lambda own: (own[name],)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A parameter or buffer as it is now, for a call to write to."""
     return tensor.detach().clone().requires_grad_() if tensor.requires_grad else tensor.clone()
 
 

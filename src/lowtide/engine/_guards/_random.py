@@ -59,6 +59,11 @@ _at = (ctypes.c_char * _SIZE).from_address
 _one_at_a_time = threading.Lock()
 
 
+def memory_of_cpu() -> tuple[int, int] | None:
+    """Where the state of the CPU generator is in memory, and of how many bytes it is; ``None`` if it has to be asked for."""
+    return None if _window is None else (ctypes.addressof(_window), ctypes.sizeof(_window))
+
+
 def take_cpu() -> bytes:
     """Read the state of the CPU generator."""
     if _window is not None:
@@ -84,7 +89,7 @@ def _put_cpu(state: bytes) -> None:
 
 def take_random() -> Random:
     """Read the state of every default generator that is in use."""
-    return take_cpu(), _NO_DEVICES if _ONLY_CPU else _take_devices()
+    return take_cpu(), NO_DEVICES if ONLY_CPU else _take_devices()
 
 
 def moved(since: Random) -> bool:
@@ -112,7 +117,7 @@ def put_random(wanted: Random) -> None:
 def _take_devices() -> list[Any]:
     taken: list[Any] = []
     if not _has_cuda() and _other() is None:
-        _ONLY_CPU.append(True)
+        ONLY_CPU.append(True)
         return taken
     if _has_cuda() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         if torch.cuda.is_current_stream_capturing():
@@ -154,8 +159,8 @@ class _Setter:
         self.module.set_rng_state(state, self.index)
 
 
-_NO_DEVICES: list[Any] = []
-_ONLY_CPU: list[bool] = []
+NO_DEVICES: list[Any] = []
+ONLY_CPU: list[bool] = []
 """Not empty once it is known that there is no accelerator."""
 _KNOWN: list[Any] = []
 _CUDA: list[bool] = []
