@@ -23,6 +23,7 @@ from lowtide import _torch_private as private
 from lowtide.engine._guards._outside import read
 from lowtide.engine._guards._random import Random, moved, take_random
 from lowtide.engine._guards._running import heard_by
+from lowtide.engine._guards._statistics import names_statistics, read_by
 from lowtide.engine._kept._keeping import holding_for, run_holding
 from lowtide.engine._kept._learned import COLLECTIVES
 from lowtide.engine._kept._sites import Sites
@@ -64,6 +65,7 @@ class Audit:
         call.profile.outside.prune()
         self._meeting = Meeting(call)
         self._random_code = False
+        self._may_read_statistics = False
         self._inside = {id(own) for watch, _ in call.watches for own in watch.dictionaries()} if call.python_state else set()
         self._prints = ""
 
@@ -110,7 +112,7 @@ class Audit:
     def see_nothing_of_python(self) -> None:
         """Another profiler is at work: take it that everything matters."""
         self._script.settled = sys.maxsize
-        self._watcher.attention = True
+        self._watcher.attention = self._may_read_statistics = True
 
     def see_op(self, func: Any, args: Any, kwargs: Any) -> None:
         """An op is about to run."""
@@ -131,6 +133,7 @@ class Audit:
         elif not is_importing(frame):  # which happens once: no replay will do it
             code = frame.f_code
             self._random_code = self._random_code or _names_randomness(code, frame.f_globals)
+            self._may_read_statistics = self._may_read_statistics or names_statistics(code)
             self._note_outside(frame)
             if code.co_flags & _GENERATOR or code.co_name == "__exit__" or _is_hook(frame):
                 self._script.settled = len(self._script.ops)
@@ -150,6 +153,7 @@ class Audit:
         """The call is over: it may go another way next time."""
         for function in self._call.profile.outside.note_named(self._inside):
             self._random_code = self._random_code or _names_randomness(function.__code__, function.__globals__)
+            self._may_read_statistics = self._may_read_statistics or names_statistics(function.__code__)
 
     def _read_outside(self) -> None:
         outside, call = self._call.profile.outside, self._call
@@ -200,6 +204,7 @@ class Audit:
             watch.ways.add(self._way)
             if taken[2] not in watch.trainings:
                 watch.trainings.append(taken[2])
+            watch.statistics.note_read(profile.number, taken[2], None if self._may_read_statistics else self._watcher.read)
         if self._prints:
             tell_once(
                 profile,
@@ -215,6 +220,7 @@ class _Watcher:
         before: told of what is about to be written.
         random: an op drew from a generator of torch.
         attention: attention ops were seen.
+        read: the memory that ops read, see ``read_by``.
         sent: places whose memory was given to a collective, or made by one: the thread that sends it lets go of it some time, sooner on one
             process than on another. All have to replay alike, so nobody may count on such a tensor to be there.
     """
@@ -236,6 +242,7 @@ class _Watcher:
         self._pending: list[tuple[int, int]] = []
         self._sent: set[int] = set()
         self.sent: set[int] = set()
+        self.read: set[int] = set()
 
     def pack_hook(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
         """The frame's pack hook, with notes taken."""
@@ -268,6 +275,7 @@ class _Watcher:
         self._last = str(func)
         self._count += 1
         given = self._given = {private.storage_key(tensor) for tensor in _tensors((args, list(kwargs.values())))}
+        self.read |= read_by(func, args, kwargs)
         for index, key in self._pending:
             if key in given:
                 self._script.ops[index] = self._last

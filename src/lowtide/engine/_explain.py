@@ -78,7 +78,7 @@ def explain(region: Any) -> tuple[Guard, ...]:
         places = ", ".join(map(str, sorted(profile.copied)))
         guards.append(Guard(f"copies of its tensor inputs {places}", "a call writes to them", 0.0))
     kept = [Guard(f"result of {_called(site)}", f"the policy keeps it: {site.output_bytes:,} bytes", 0.0) for site in kept_sites(region)]
-    return (*guards, *(_of_module(watch_of(module)) if module is not None else ()), *kept)
+    return (*guards, *(_of_module(watch_of(module), profile) if module is not None else ()), *kept)
 
 
 def kept_sites(region: Any) -> tuple[CallSite, ...]:
@@ -107,11 +107,15 @@ def _called(site: CallSite) -> str:
     return f"{site.function_name} (call {site.index}) in {site.module or site.region}"
 
 
-def _of_module(watch: Watch) -> list[Guard]:
+def _of_module(watch: Watch, profile: Profile) -> list[Guard]:
     guards = [_timed(f"{len(watch.names)} parameters and buffers, training flags", "always: a replay needs them as they were", watch.take)]
-    if watch.written:
-        names = ", ".join(watch.names[index] for index in watch.written)
-        guards.append(Guard(f"copies of {names}", "a call writes to them", guards[0].seconds))
+    unread = frozenset() if profile.steady is None else watch.statistics.unread(profile.number, watch.training_now())
+    copied = ", ".join(watch.names[index] for index in watch.written if index not in unread)
+    if copied:
+        guards.append(Guard(f"copies of {copied}", "a call writes to them", guards[0].seconds))
+    if unread:
+        names = ", ".join(watch.names[index] for index in sorted(unread))
+        guards.append(Guard(f"copies of {names} for replays", "a call writes to them, and has no use for what they were", 0.0))
     if watch.changed:
         names = ", ".join(watch.path_of(own, name) for own, name in watch.changed)
         guards.append(_timed(f"attributes {names}", "a call changes them", lambda: take_changed(watch.changed, watch.overwritten)))

@@ -199,7 +199,7 @@ class Frame:
         return (tensor.detach(), tensor._version, region) if free is None and count is not None and len(self.slots) >= count else free
 
     def _keep_free(self, tensor: torch.Tensor, region: Region) -> Any:
-        """What to hold of a tensor that was there before the call: an input, or a view of one.
+        """What to hold of a tensor that was there before the call: an input, a view of one, or statistics of its modules.
 
         Of what hooks around the region were handed, only what a region around holds in this way too: the rest is gone until they are asked.
         """
@@ -212,6 +212,9 @@ class Frame:
             known = self._held_as(base)
             if known is not None and (self._around is None or self._is_free(self.held[known.index], version)):
                 return tensor.detach(), version, region
+        for watch, _ in self.calls[-1].watches:
+            if watch.statistics.has(tensor):
+                return tensor, version, region
         return None
 
     def _is_free(self, packed: Any, version: int) -> bool:

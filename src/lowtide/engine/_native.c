@@ -570,6 +570,7 @@ static PyObject *are_versions(PyObject *module, PyObject *const *arguments, Py_s
         long long now = -1, then = PyLong_AsLongLong(PyList_GET_ITEM(versions, index));
         PyObject *tensor = PyList_GET_ITEM(tensors, index);
         if (then == -1 && PyErr_Occurred()) return NULL;
+        if (then == UNREAD) continue;
         if (tensor != Py_None && version_of(tensor, &now)) return NULL;
         if (now != then) Py_RETURN_FALSE;
     }

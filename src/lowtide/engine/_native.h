@@ -11,6 +11,9 @@
 /* Each state of a dictionary has a number: from 3.13 on not where attributes of objects are stored, later not at all. */
 #define LOWTIDE_NUMBERED_DICTS (PY_VERSION_HEX < 0x030D0000)
 
+/* In the place of a version: see _guards/_reading.py. */
+#define UNREAD (-2)
+
 /* Names of attributes, interned as the module is made. */
 extern PyObject *name_version;
 

@@ -25,6 +25,7 @@ static int is_unmodified(PyObject *taken) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++) {
         PyObject *tensor = PyList_GET_ITEM(tensors, i);
         long long now = -1, then = PyLong_AsLongLong(PyList_GET_ITEM(versions, i));
+        if (then == UNREAD) continue;
         if ((then == -1 && PyErr_Occurred()) || (tensor != Py_None && version_of(tensor, &now))) return -1;
         if (now != then) return 0;
     }

@@ -179,7 +179,7 @@ static int goes_on(Steady *steady, PyObject *region, PyObject *target, PyObject 
 }
 
 /* What is in a module; None if there are news, NULL with an error. */
-static PyObject *taken_of(PyObject *watch, PyObject *trainings) {
+static PyObject *taken_of(PyObject *watch, PyObject *trainings, PyObject *unread) {
     PyObject *settled = GET(watch, _settled), *taken = NULL;
     if (settled == NULL) return NULL;
     if (is_settled_type(settled)) taken = read_settled(settled, trainings);
@@ -191,7 +191,7 @@ static PyObject *taken_of(PyObject *watch, PyObject *trainings) {
     }
     if (taken == NULL || taken == Py_None) {
         Py_XDECREF(taken);
-        return PyObject_CallMethodOneArg(watch, n_take_again, trainings);
+        return PyObject_CallMethodObjArgs(watch, n_take_again, trainings, unread, NULL);
     }
     PyObject *written = list_of(watch, n_written);
     if (written == NULL) goto failed;
@@ -202,6 +202,9 @@ static PyObject *taken_of(PyObject *watch, PyObject *trainings) {
             if (!PyErr_Occurred()) PyErr_Format(PyExc_IndexError, "there is no tensor at place %zd", place);
             goto failed;
         }
+        int needless = PySet_Contains(unread, PyList_GET_ITEM(written, i));
+        if (needless < 0 || (needless && PyList_SetItem(versions, place, PyLong_FromLong(UNREAD)))) goto failed;
+        if (needless) continue;
         PyObject *copy = CALL_ONE(copy, PyList_GET_ITEM(tensors, place));
         if (copy == NULL || PyList_SetItem(tensors, place, copy) || PyList_SetItem(versions, place, PyLong_FromLong(0))) goto failed;
     }
@@ -229,8 +232,8 @@ static PyObject *take_modules(Steady *steady, PyObject *outside) {
     Py_ssize_t count = PyList_GET_SIZE(steady->watches);
     int same = watches != NULL && trained != NULL ? PyTuple_Check(trained) && PyTuple_GET_SIZE(trained) == count : -1;
     for (Py_ssize_t i = 0; same == 1 && i < count; i++) {
-        PyObject *pair = PyList_GET_ITEM(steady->watches, i), *watch = PyTuple_GET_ITEM(pair, 0);
-        PyObject *taken = taken_of(watch, PyTuple_GET_ITEM(pair, 1)), *both = NULL;
+        PyObject *entry = PyList_GET_ITEM(steady->watches, i), *watch = PyTuple_GET_ITEM(entry, 0);
+        PyObject *taken = taken_of(watch, PyTuple_GET_ITEM(entry, 1), PyTuple_GET_ITEM(entry, 2)), *both = NULL;
         same = taken == NULL ? -1 : taken != Py_None;
         if (same == 1 && PyList_GET_SIZE(PyTuple_GET_ITEM(taken, 3))) same = knows(outside, PyTuple_GET_ITEM(taken, 3));
         if (same == 1) same = require_as(PyTuple_GET_ITEM(taken, 0), PyTuple_GET_ITEM(trained, i));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import sys
 import types
 import weakref
@@ -97,6 +98,7 @@ class Profile:
     """What is known of a module's forward or a function.
 
     Attributes:
+        number: of no other profile of the process.
         expected: script of the call before.
         scripts: by what a call shows of its way without being watched, see ``Frame.key_of``.
         flags: those that watched calls were given, see ``Call.flags``.
@@ -118,6 +120,7 @@ class Profile:
         kept: what policies decided about calls in it, where it has no modules.
     """
 
+    number: int = field(default_factory=itertools.count().__next__)
     expected: Script | None = None
     scripts: dict[Any, Script] = field(default_factory=dict)
     left: int = 0

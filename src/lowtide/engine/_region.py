@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lowtide import _torch_private as private
+from lowtide.engine import _native_parts as _native_parts  # what is compiled is given what it uses
 from lowtide.engine._audit import Audit
 from lowtide.engine._call import Call, NotInitializedError
 from lowtide.engine._clock import clock, enter_at

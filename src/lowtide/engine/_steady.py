@@ -29,10 +29,10 @@ from lowtide.engine._call import Call
 from lowtide.engine._clock import clock, enter_at
 from lowtide.engine._frame import Frame
 from lowtide.engine._functions import take_function
-from lowtide.engine._guards._ambient import Ambient, is_in_force, surroundings, take_ambient
-from lowtide.engine._guards._modules import Taken, Watch, copy_of, watch_of
+from lowtide.engine._guards._ambient import Ambient, is_in_force, take_ambient
+from lowtide.engine._guards._modules import Taken, Watch, watch_of
 from lowtide.engine._guards._outside import Read, changed
-from lowtide.engine._guards._random import NO_DEVICES, ONLY_CPU, memory_of_cpu, moved, put_random, take_cpu, take_random
+from lowtide.engine._guards._random import moved, put_random, take_cpu, take_random
 from lowtide.engine._guards._unmodified import are_in_place, are_unmodified
 from lowtide.engine._kept._keeping import Course, course_of, run_holding
 from lowtide.engine._learning import learn_surprises
@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 
 NEWS: Any = object()
 """What comes back for a call that has to go the long way."""
-_TENSOR: Any = object()
+TENSOR: Any = object()
+"""Stands for a tensor among the arguments."""
 _PLACES = frozenset({Held, Made})
 
 
@@ -78,7 +79,7 @@ class _Fields:
     profile: Profile
     script: Script
     sites: list[int] | None
-    watches: list[tuple[Watch, list[bool]]]
+    watches: list[tuple[Watch, list[bool], frozenset[int]]]
 
     def run(self, region: Region, target: Callable[..., Any], args: tuple[Any, ...], frame: Frame | None = None) -> Any:
         """Call ``target``, in a frame of its own or as the next member of one, unless there are news."""
@@ -206,7 +207,7 @@ class Steady(_Fields):
 
     Attributes:
         profile, options: of the region they are calls of.
-        watches: of the modules that they may run, the module's own first, with the training flags.
+        watches: of the modules that they may run, the module's own first, with the training flags and the statistics that are not copied.
         modules: those that are reached elsewhere, weakly.
         script: the way they go.
         sites: where the tensors are saved on it, see ``Frame.sites``; ``None`` for the forward of a module.
@@ -222,9 +223,10 @@ class Steady(_Fields):
         self.options = frame.region.options
         self.script = script
         self.sites = None if call.fixed else frame.sites
-        self.watches = [(watch, taken[2]) for watch, taken in call.watches]
+        code = call.profile.number
+        self.watches = [(watch, taken[2], watch.statistics.unread(code, taken[2])) for watch, taken in call.watches]
         self.modules = [*map(weakref.ref, modules)]
-        self.args = [_TENSOR if type(arg) in _PLACES else arg for arg in call.args]
+        self.args = [TENSOR if type(arg) in _PLACES else arg for arg in call.args]
 
     def run_in_python(self, region: Region, target: Callable[..., Any], args: tuple[Any, ...], frame: Frame | None) -> Any:
         """As ``run``."""
@@ -254,8 +256,8 @@ class Steady(_Fields):
     def _take_modules(self) -> list[tuple[Watch, Taken]] | None:
         """What is in the modules, unless there are news, or others of their tensors require gradients."""
         watches = []
-        for watch, trainings in self.watches:
-            taken = watch.take_again(trainings)
+        for watch, trainings, unread in self.watches:
+            taken = watch.take_again(trainings, unread)
             if taken is None or (taken[3] and not self.profile.outside.knows([*taken[3]])):
                 return None
             watches.append((watch, taken))
@@ -325,7 +327,7 @@ class Steady(_Fields):
         if len(args) != len(self.args):
             return False
         for arg, known in zip(args, self.args, strict=True):
-            if type(arg) is not torch.Tensor if known is _TENSOR else type(arg) is not type(known) or arg != known:
+            if type(arg) is not torch.Tensor if known is TENSOR else type(arg) is not type(known) or arg != known:
                 return False
         return True
 
@@ -385,22 +387,3 @@ def _are_all_known(call: Call, modules: list[nn.Module]) -> bool:
     if [watch for watch, _ in call.watches] != list(watches):
         return False
     return all(watch.take_again(taken[2]) is not None for watch, taken in call.watches)
-
-
-def _compiled_with() -> dict[str, Any]:
-    """What the compiled form of the above uses, by name."""
-    return {
-        **{"Frame": Frame, "Held": Held, "KeepAll": KeepAll, "NEWS": NEWS, "OBSERVERS": OBSERVERS, "SteadyCall": SteadyCall},
-        **{"StopReplay": StopReplay, "TENSOR": _TENSOR, "Tensor": torch.Tensor, "NO_DEVICES": NO_DEVICES, "ONLY_CPU": ONLY_CPU},
-        **{"RANDOM_MEMORY": memory_of_cpu(), "active_count": threading.active_count, "clock": clock, "copy": copy_of},
-        **{"enter_at": enter_at, "give_others": give_others, "is_grad_enabled": torch.is_grad_enabled},
-        **{"is_write_to_leaf": private.is_write_to_leaf, "learn_rebound": learn_rebound, "moved": moved, "pop_hooks": private.pop_hooks},
-        **{"next_sequence_number": private.next_sequence_number, "profiler_active": private.profiler_active},
-        **{"push_hooks": private.push_hooks, "put_random": put_random, "set_grad_enabled": private.set_grad_enabled, "state": state},
-        **{"surroundings": surroundings, "take_ambient": take_ambient, "take_cpu": take_cpu, "take_random": take_random},
-        **{"top_hooks": private.top_hooks, "unpack": unpack, "unpack_in_replay": unpack_in_replay},
-    }
-
-
-if native is not None:
-    native.configure_short(_compiled_with())

@@ -19,7 +19,8 @@ from torch.utils.hooks import RemovableHandle
 
 from lowtide.engine._guards._attributes import ABSENT, put_attributes, put_back_attributes
 from lowtide.engine._guards._outside import CONTAINERS
-from lowtide.engine._guards._reading import Settled, same_values, values_of, versions_of
+from lowtide.engine._guards._reading import UNREAD, Settled, same_values, values_of, versions_of
+from lowtide.engine._guards._statistics import Statistics
 from lowtide.engine._guards._structure import Structure, Tables
 from lowtide.errors import InputChangedError
 
@@ -54,6 +55,7 @@ class Watch:
         ways: of the calls that were, see ``Call.way``.
         trainings: the training flags of the calls that were.
         written: places in ``names`` of tensors that calls write to, ascending: a replay is given copies.
+        statistics: those of batch norm among the buffers.
         containers: attributes that are lists and the like: a replay gets copies of them as they were.
         changed: attributes that calls change: the dictionary they are in, and their name.
         overwritten: those to whose tensors calls write, or may: the ``id`` of the dictionary, and the name.
@@ -63,8 +65,8 @@ class Watch:
 
     __slots__ = (
         "_buffer_count", "_counts", "_dicts", "_loose", "_moody", "_named", "_paths", "_places", "_readers", "_settled", "_sharded",
-        "_sizes", "_structure", "_tables", "audited", "changed", "containers", "kept", "lazy", "modules", "names", "overwritten", "states",
-        "trainings", "ways", "written",
+        "_sizes", "_structure", "_tables", "audited", "changed", "containers", "kept", "lazy", "modules", "names", "overwritten",
+        "states", "statistics", "trainings", "ways", "written",
     )  # fmt: skip
 
     def __init__(self, root: nn.Module) -> None:
@@ -83,6 +85,7 @@ class Watch:
         self._moody = [own for _, own in moody]
         self.modules = [path for path, _ in moody]
         self.names = [f"{path}.{name}" if path else name for path, table in tables for name in table]
+        self.statistics = Statistics([m for _, m in found], self._tables)
         self._sharded = any(base.__name__ in _SHARDED for _, m in found for base in type(m).__mro__)
         self._structure = Structure([m for _, m in found], exchanged=self._sharded)
         self.containers = [(own, name) for own in self._dicts for name, value in own.items() if _is_own_container(name, value)]
@@ -169,17 +172,25 @@ class Watch:
             self._sizes = []
             return self._settings()
 
-    def take_again(self, trainings: list[bool]) -> Taken | None:
-        """Read it, if it is the same modules in these training modes, and calls are not known to change anything of them but tensors."""
+    def take_again(self, trainings: list[bool], unread: frozenset[int] = frozenset()) -> Taken | None:
+        """Read it, if it is the same modules in these training modes, and calls are not known to change anything of them but tensors.
+
+        Args:
+            trainings: the training flags.
+            unread: statistics that need not be copied.
+        """
         try:
             taken: Taken | None = None if self._settled is None else self._settled.read(trainings)
             if taken is None:
-                taken = self._settle(trainings)
+                taken = None if unread and self.statistics.are_other() else self._settle(trainings)
         except RuntimeError:  # a tensor of inference mode
             return None
         if taken is not None:
             for index in self.written:
-                taken[0][index], taken[1][index] = copy_of(taken[0][index]), 0
+                if index in unread:
+                    taken[1][index] = UNREAD
+                else:
+                    taken[0][index], taken[1][index] = copy_of(taken[0][index]), 0
         return taken
 
     def _settle(self, trainings: list[bool]) -> Taken | None:
@@ -243,7 +254,7 @@ class Watch:
         tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
         training = [*map(_training_of, self._moody)]
         there, then = self._exchangeable(tensors), self._exchangeable(wanted[0])
-        same = len(there) == len(then) and all(map(is_, there, then))
+        same = not self.written and len(there) == len(then) and all(map(is_, there, then))
         moved = self.rebound(wanted, added=True) if attributes and not self._sharded else []
         if same and training == wanted[2] and not hooked and not moved and structure is None:
             return None
@@ -286,13 +297,15 @@ class Watch:
             )
         for index, (table, name) in enumerate(self._places):
             tensor = wanted[index]
-            if table[name] is not tensor:
-                table[name] = copy_of(tensor) if index in copied else tensor
+            if index in copied:
+                table[name] = copy_of(tensor)
+            elif table[name] is not tensor:
+                table[name] = tensor
 
     def changed_since(self, then: Taken) -> Iterator[tuple[str, torch.Tensor, int]]:
         """The tensors that were modified since: path, itself and the version that it had."""
         for name, tensor, version in zip(self.names, then[0], then[1], strict=False):
-            if version != -1 and version_of(tensor) != version:
+            if version >= 0 and version_of(tensor) != version:
                 yield name, tensor, version
         yield from ((name, tensor, version) for tensor, version, name in then[5] if version_of(tensor) != version)
 

@@ -11,6 +11,8 @@ from lowtide.engine._acceleration import native
 Table = dict[Any, Any]
 
 _versions = attrgetter("_version")
+UNREAD = -2
+"""In the place of a version, of a tensor for whose values nobody has any use."""
 
 
 def values_of(tables: list[Table], sizes: list[int]) -> list[Any] | None:
@@ -45,12 +47,13 @@ def versions_of(tensors: list[Any]) -> list[int]:
 
 
 def are_versions(tensors: list[Any], versions: list[int]) -> bool:
-    """Whether ``versions_of`` would tell these.
+    """Whether ``versions_of`` would tell these, but for those that are ``UNREAD``.
 
     Raises:
         RuntimeError: as ``versions_of`` does.
     """
-    return versions_of(tensors) == versions
+    now = versions_of(tensors)
+    return len(now) == len(versions) and all(then in (version, UNREAD) for version, then in zip(now, versions, strict=True))
 
 
 Settled: Any = None if native is None else native.Settled

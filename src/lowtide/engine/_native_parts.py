@@ -1,0 +1,63 @@
+"""What the compiled form of calls that go the short way uses of lowtide and torch: ``_native_short.c`` is given it here, by name."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from lowtide import _torch_private as private
+from lowtide.engine._acceleration import native
+from lowtide.engine._clock import clock, enter_at
+from lowtide.engine._frame import Frame
+from lowtide.engine._guards._ambient import surroundings, take_ambient
+from lowtide.engine._guards._modules import copy_of
+from lowtide.engine._guards._random import NO_DEVICES, ONLY_CPU, memory_of_cpu, moved, put_random, take_cpu, take_random
+from lowtide.engine._observers import OBSERVERS
+from lowtide.engine._parts import Held
+from lowtide.engine._replay import KeepAll, unpack_in_replay
+from lowtide.engine._short import give_others
+from lowtide.engine._steady import NEWS, TENSOR, SteadyCall, learn_rebound
+from lowtide.engine._thread import StopReplay, state
+from lowtide.engine._unpack import unpack
+
+if native is not None:
+    native.configure_short(
+        {
+            "Frame": Frame,
+            "Held": Held,
+            "KeepAll": KeepAll,
+            "NEWS": NEWS,
+            "NO_DEVICES": NO_DEVICES,
+            "OBSERVERS": OBSERVERS,
+            "ONLY_CPU": ONLY_CPU,
+            "RANDOM_MEMORY": memory_of_cpu(),
+            "SteadyCall": SteadyCall,
+            "StopReplay": StopReplay,
+            "TENSOR": TENSOR,
+            "Tensor": torch.Tensor,
+            "active_count": threading.active_count,
+            "clock": clock,
+            "copy": copy_of,
+            "enter_at": enter_at,
+            "give_others": give_others,
+            "is_grad_enabled": torch.is_grad_enabled,
+            "is_write_to_leaf": private.is_write_to_leaf,
+            "learn_rebound": learn_rebound,
+            "moved": moved,
+            "next_sequence_number": private.next_sequence_number,
+            "pop_hooks": private.pop_hooks,
+            "profiler_active": private.profiler_active,
+            "push_hooks": private.push_hooks,
+            "put_random": put_random,
+            "set_grad_enabled": private.set_grad_enabled,
+            "state": state,
+            "surroundings": surroundings,
+            "take_ambient": take_ambient,
+            "take_cpu": take_cpu,
+            "take_random": take_random,
+            "top_hooks": private.top_hooks,
+            "unpack": unpack,
+            "unpack_in_replay": unpack_in_replay,
+        }
+    )
