@@ -56,17 +56,15 @@ def replay(frame: Frame, wanted: Slot) -> None:
     try:
         if not frame.calls[0].replay(frame, wanted):
             _replay_all(frame, wanted)
-    except InputChangedError:
-        frame.drop_values()
-        for call in frame.calls:
-            call.profile.left = 0  # if it was the call itself that wrote to it, the next one shows that
-            for watch, taken in call.watches:
-                watch.learn_written(taken)
-        raise
-    except Mismatch as mismatch:
+    except BaseException as error:
+        frame.drop_values()  # what it has made may be wrong already, and a later backward would take it for right
+        if isinstance(error, InputChangedError):
+            _learn_written(frame)
+        if not isinstance(error, Mismatch):
+            raise
         from lowtide.engine._diagnosis import explain_mismatch
 
-        raise explain_mismatch(frame, mismatch) from None
+        raise explain_mismatch(frame, error) from None
     finally:
         mine["depth"], mine["level"] = depth, level
         spent = time.perf_counter() - started
@@ -76,6 +74,14 @@ def replay(frame: Frame, wanted: Slot) -> None:
         if depth == 0:
             _seconds[0] += spent
             mine["joined"].clear()
+
+
+def _learn_written(frame: Frame) -> None:
+    """Something was modified since the forward: if it was the call itself that wrote to it, the next one shows that."""
+    for call in frame.calls:
+        call.profile.left = 0
+        for watch, taken in call.watches:
+            watch.learn_written(taken)
 
 
 def _replay_all(frame: Frame, wanted: Slot) -> None:

@@ -1,0 +1,88 @@
+"""A replay that failed leaves nothing behind: a later backward over the same graph finds it replayed anew, or fails as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import lowtide
+
+
+class _File:
+    """State that no guard can see: it is read as a file is."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+
+    def write(self, value: float) -> None:
+        self.path.write_text(str(value))
+
+    def read(self) -> float:
+        return float(self.path.read_text())
+
+
+@pytest.fixture
+def hidden(tmp_path):
+    return _File(tmp_path / "factor")
+
+
+def _region(hidden: _File, how: str) -> Any:
+    path = str(hidden.path)
+
+    def body(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with open(path) as file:
+            factor = float(file.read())
+        first = (x * factor).sin()
+        second = first.exp().cos()
+        if factor > 1 and how == "another way":
+            second = second.view(-1, 1).exp().sum(1)
+        if factor > 1 and how == "error":
+            raise ValueError("from inside")
+        if factor > 1 and how == "interrupt":
+            raise KeyboardInterrupt
+        return first.tanh(), second.exp().exp()
+
+    return body
+
+
+@pytest.mark.parametrize("how", ["another way", "error", "interrupt"])
+@pytest.mark.parametrize("calls_before", [0, 3])
+def test_what_it_made_is_made_again(hidden, how, calls_before):
+    body = _region(hidden, how)
+    run = lowtide.checkpoint(body)
+    hidden.write(0.5)
+    for _ in range(calls_before):
+        sum(out.sum() for out in run(torch.randn(6, requires_grad=True))).backward()
+    x = torch.randn(6, requires_grad=True)
+    first, second = run(x)
+    expected = torch.autograd.grad(body(x)[0].sum(), x)[0]
+    hidden.write(2.0)
+    error = {"another way": lowtide.ReplayMismatchError, "error": ValueError, "interrupt": KeyboardInterrupt}[how]
+    with pytest.raises(error):
+        torch.autograd.grad(second.sum(), x, retain_graph=True)
+    hidden.write(0.5)
+    assert torch.equal(torch.autograd.grad(first.sum(), x, retain_graph=True)[0], expected)
+
+
+def test_one_that_stands_in_another_region(hidden):
+    body = _region(hidden, "another way")
+
+    def around(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = inner(x * 2)
+        return first.exp(), second
+
+    inner = lowtide.checkpoint(body)
+    run = lowtide.checkpoint(around)
+    hidden.write(0.5)
+    for _ in range(3):
+        sum(out.sum() for out in run(torch.randn(6, requires_grad=True))).backward()
+    x = torch.randn(6, requires_grad=True)
+    first, second = run(x)
+    expected = torch.autograd.grad(body(x * 2)[0].exp().sum(), x)[0]
+    hidden.write(2.0)
+    with pytest.raises(lowtide.ReplayMismatchError):
+        torch.autograd.grad(second.sum(), x, retain_graph=True)
+    hidden.write(0.5)
+    assert torch.equal(torch.autograd.grad(first.sum(), x, retain_graph=True)[0], expected)
