@@ -24,9 +24,8 @@ _NAMES: weakref.WeakKeyDictionary[types.CodeType, tuple[str, ...]] = weakref.Wea
 
 def take_function(fn: types.FunctionType) -> Taken | None:
     """A function by its code, cell contents and the globals it names. None if it depends on nothing that can change."""
-    region = fn.__dict__.get("__lowtide_parts__")
-    if region is not None and region[0]() is fn:
-        return _take_region(fn, *region[1:])
+    if is_region(fn):
+        return _take_region(fn, *fn.__dict__["__lowtide_parts__"][1:])
     cells, names = fn.__closure__ or (), _changeable_globals(fn)
     defaults = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
     if not cells and not names and all(type(value) in _STEADY for value in defaults):
@@ -42,6 +41,12 @@ def take_function(fn: types.FunctionType) -> Taken | None:
         *(f" (variable {name!r} of {fn.__name__})" for name in (*fn.__code__.co_freevars, *names)),
     ]
     return box, [*(fn.__dict__[name] for name in attributes), *contents, *values, *defaults]
+
+
+def is_region(fn: types.FunctionType) -> bool:
+    """Whether ``checkpoint`` made it, and it is no copy with the attributes of one, as decorators make them."""
+    parts = fn.__dict__.get("__lowtide_parts__")
+    return parts is not None and parts[0]() is fn
 
 
 def _take_region(fn: types.FunctionType, called: Any, around: Callable[[Any], Any]) -> Taken:

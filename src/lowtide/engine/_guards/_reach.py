@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from lowtide.engine._functions import is_region
 from lowtide.engine._guards._attributes import ABSENT
 from lowtide.engine._guards._outside import CONTAINERS, DEFAULTS, Place, Read, has_attributes, read
 from lowtide.engine._guards._reads import Chain, Item, chains_of
@@ -196,6 +197,8 @@ class Outside:
                 self._add(owner, name, f"{path}.{name}", lasting)
 
     def _add_cells(self, fn: types.FunctionType) -> None:
+        if is_region(fn):
+            return  # nobody rebinds its variables, and what it calls is reached as the region is taken apart
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
             if _may_be_rebound(name, _content(cell)):
                 self._add(cell, name, f"variable {name!r} of {fn.__name__}")
