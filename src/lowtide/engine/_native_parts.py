@@ -16,7 +16,7 @@ from lowtide.engine._guards._random import NO_DEVICES, ONLY_CPU, memory_of_cpu, 
 from lowtide.engine._observers import OBSERVERS
 from lowtide.engine._parts import Held
 from lowtide.engine._replay import KeepAll, unpack_in_replay
-from lowtide.engine._short import give_others
+from lowtide.engine._short import STOPPED, give_others
 from lowtide.engine._steady import NEWS, TENSOR, SteadyCall, learn_rebound
 from lowtide.engine._thread import StopReplay, state
 from lowtide.engine._unpack import unpack
@@ -32,6 +32,7 @@ if native is not None:
             "OBSERVERS": OBSERVERS,
             "ONLY_CPU": ONLY_CPU,
             "RANDOM_MEMORY": memory_of_cpu(),
+            "STOPPED": STOPPED,
             "SteadyCall": SteadyCall,
             "StopReplay": StopReplay,
             "TENSOR": TENSOR,

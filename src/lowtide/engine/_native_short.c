@@ -12,7 +12,7 @@
     NAME(args) NAME(attention) NAME(calls) NAME(copied) NAME(depth) NAME(detach) NAME(differentiates) NAME(direct) NAME(draws) \
     NAME(early_stop) NAME(end) NAME(ended_at) NAME(enter_again) NAME(expected) NAME(fetch) NAME(finder) NAME(finds_the_same) NAME(first) \
     NAME(first_saved) NAME(fixed) NAME(give_up) NAME(grads) NAME(has_own) NAME(hashes) NAME(held) NAME(index) NAME(inputs) NAME(is_as) \
-    NAME(is_leaf) NAME(joinable) NAME(keep) NAME(kept) NAME(knows) NAME(leave) NAME(left) NAME(lend) NAME(listener) NAME(mark) NAME(note_object) \
+    NAME(is_leaf) NAME(keep) NAME(kept) NAME(knows) NAME(leave) NAME(left) NAME(lend) NAME(listener) NAME(mark) NAME(note_object) \
     NAME(note_sites) NAME(now) NAME(objects) NAME(options) NAME(others) NAME(outside) NAME(pack_hook) NAME(place) NAME(places) NAME(plain) \
     NAME(profile) NAME(python_state) NAME(random) NAME(random_end) NAME(reach) NAME(region) NAME(requires_grad) NAME(requires_grad_) \
     NAME(run_in_python) NAME(running) NAME(script) NAME(since) NAME(sites) NAME(slots) NAME(steady) NAME(take_again) NAME(take_outside) \
@@ -23,8 +23,8 @@ NAMES(DECLARE_NAME)
 
 /* What `configure_short` is given, by name. */
 #define PARTS(PART) \
-    PART(Frame) PART(Held) PART(KeepAll) PART(NEWS) PART(NO_DEVICES) PART(OBSERVERS) PART(ONLY_CPU) PART(RANDOM_MEMORY) PART(SteadyCall) \
-    PART(StopReplay) PART(TENSOR) PART(Tensor) PART(active_count) PART(clock) PART(copy) PART(enter_at) PART(give_others) \
+    PART(Frame) PART(Held) PART(KeepAll) PART(NEWS) PART(NO_DEVICES) PART(OBSERVERS) PART(ONLY_CPU) PART(RANDOM_MEMORY) PART(STOPPED) \
+    PART(SteadyCall) PART(StopReplay) PART(TENSOR) PART(Tensor) PART(active_count) PART(clock) PART(copy) PART(enter_at) PART(give_others) \
     PART(is_grad_enabled) PART(is_write_to_leaf) PART(learn_rebound) PART(moved) PART(next_sequence_number) PART(pop_hooks) \
     PART(profiler_active) PART(push_hooks) PART(put_random) PART(set_grad_enabled) PART(state) PART(surroundings) PART(take_ambient) \
     PART(take_cpu) PART(take_random) PART(top_hooks) PART(unpack) PART(unpack_in_replay)
@@ -351,7 +351,7 @@ failed:
 }
 
 /* Frame.pack_hook, with what a function needs. */
-static PyObject *pack_of(Steady *steady, PyObject *region, PyObject *frame, int fresh) {
+static PyObject *pack_of(Steady *steady, PyObject *region, PyObject *frame) {
     PyObject *pack = NULL, *slots = NULL, *expected = NULL, *plain = NULL, *grads = NULL, *free = NULL;
     int all = is_this(GET(steady->options, first_saved), Py_None);
     if (all < 0) return NULL;
@@ -367,7 +367,7 @@ static PyObject *pack_of(Steady *steady, PyObject *region, PyObject *frame, int 
     Py_XDECREF(grads);
     Py_XDECREF(free);
     if (pack != NULL && steady->sites != Py_None) Py_SETREF(pack, PyObject_CallMethodOneArg(frame, n_note_sites, pack));
-    if (pack != NULL && !fresh) Py_SETREF(pack, PyObject_CallMethodOneArg(frame, n_mark, pack));
+    if (pack != NULL && !is_packing_type(pack)) Py_SETREF(pack, PyObject_CallMethodOneArg(frame, n_mark, pack));
     return pack;
 }
 
@@ -487,7 +487,7 @@ static PyObject *run_in_frame(Steady *steady, PyObject *region, PyObject *frame,
         crowded = threads > 1;
     }
     if (give(call, n_random, random_now()) || SET(call, draws, Py_True)) goto end;
-    pack = pack_of(steady, region, frame, fresh);
+    pack = pack_of(steady, region, frame);
     result = pack == NULL ? NULL : run_packing(frame, target, args, pack);
     if (result == NULL || note_draws(call, may_draw, crowded)) goto failed;
     same = 1;
@@ -515,7 +515,8 @@ static PyObject *steady_run(PyObject *self, PyObject *const *arguments, Py_ssize
     if (steady->course == NULL || steady->watches == NULL || the_NEWS == NULL || steady->course != Py_None)
         return PyObject_CallMethodObjArgs(self, n_run_in_python, region, target, args, given, NULL);
     Py_INCREF(self); /* a call that goes another way has its profile let go of it */
-    PyObject *reached = GET(steady->profile, outside), *places = NULL, *outside = NULL, *watches = NULL, *frame = NULL, *result = NULL;
+    PyObject *reached = GET(steady->profile, outside), *places = NULL, *outside = NULL, *watches = NULL, *frame = NULL, *members = NULL;
+    PyObject *result = NULL;
     int same = reached == NULL ? -1 : goes_on(steady, region, target, args);
     if (same != 1) goto end;
     if ((places = list_of(reached, n_places)) == NULL) goto end;
@@ -527,10 +528,10 @@ static PyObject *steady_run(PyObject *self, PyObject *const *arguments, Py_ssize
     if ((left == -1 && PyErr_Occurred()) || give(steady->profile, n_left, PyLong_FromSsize_t(left - 1)) ||
         SET(region, profile, steady->profile))
         goto end;
-    int fresh = given == Py_None;
-    frame = fresh ? new_frame(region) : Py_NewRef(given);
-    if (frame == NULL || (!fresh && done(PyObject_CallMethodNoArgs(frame, n_enter_again)))) goto end;
-    result = run_in_frame(steady, region, frame, target, args, watches, outside, fresh);
+    frame = given == Py_None ? new_frame(region) : Py_NewRef(given);
+    members = frame == NULL ? NULL : list_of(frame, n_calls);
+    if (members == NULL || (PyList_GET_SIZE(members) && done(PyObject_CallMethodNoArgs(frame, n_enter_again)))) goto end;
+    result = run_in_frame(steady, region, frame, target, args, watches, outside, PyList_GET_SIZE(members) == 0);
 end:
     if (same == 0 && !PyErr_Occurred()) result = Py_NewRef(the_NEWS);
     Py_XDECREF(reached);
@@ -538,6 +539,7 @@ end:
     Py_XDECREF(outside);
     Py_XDECREF(watches);
     Py_XDECREF(frame);
+    Py_XDECREF(members);
     Py_DECREF(self);
     return result;
 }
@@ -609,8 +611,11 @@ static int is_alone(void) {
     return PyErr_Occurred() ? -1 : alone;
 }
 
-/* SteadyCall.is_known, but for what is asked first; below zero with an error. */
+/* SteadyCall.is_known_in_python; below zero with an error. */
 static int is_known(PyObject *call, PyObject *frame, PyObject *script) {
+    int plain = script == Py_None ? 0 : is_this(GET(frame, hashes), Py_None);
+    if (plain == 1) plain = is_this(GET(call, random_end), Py_None);
+    if (plain != 1) return plain;
     PyObject *watches = list_of(call, n_watches), *trained = GET(script, trained), *profile = GET(call, profile), *ambient = NULL;
     int same = watches == NULL || trained == NULL || profile == NULL ? -1 : are_in_place(call, watches, trained);
     if (same == 1) same = is_alone();
@@ -717,19 +722,22 @@ static PyObject *call_in_context(PyObject *call, PyObject *target, PyObject *arg
     return result;
 }
 
-/* SteadyCall.run_again: what it did to the thread is undone whatever comes of it. 1; 0 if it was about to write to a leaf; -1 with an error. */
-static int run_again(PyObject *call, PyObject *frame, PyObject *target, PyObject *args, PyObject *pack) {
-    PyObject *since = GET(frame, since), *random = NULL, *then = NULL, *lent = NULL, *before = NULL, *result = NULL;
-    int failed = -1, pushed = 0, grad = -1, draws = since == NULL ? -1 : truth(GET(call, draws));
+/* SteadyCall.run_again: what it did to the thread is undone whatever comes of it. */
+static PyObject *run_again(PyObject *call, PyObject *target, PyObject *args, PyObject *pack, PyObject *since) {
+    PyObject *random = NULL, *then = NULL, *lent = NULL, *before = NULL, *result = NULL;
+    int failed = 0, pushed = 0, grad = -1, draws = truth(GET(call, draws));
     before = draws < 0 ? NULL : since_before(since);
-    if (draws < 0 || PyErr_Occurred() || (grad = truth(CALL(is_grad_enabled))) < 0) goto end;
+    if (PyErr_Occurred() || (grad = truth(CALL(is_grad_enabled))) < 0) goto end;
     if (draws && ((random = random_now()) == NULL || (then = GET(call, random)) == NULL || done(CALL_ONE(put_random, then)))) goto end;
     if ((lent = lend_all(call)) == NULL || done(CALL_ONE(set_grad_enabled, Py_True))) goto end;
     PyObject *hooks[] = {pack, the_unpack_in_replay};
     if (done(PyObject_Vectorcall(the_push_hooks, hooks, 2, NULL))) goto end;
     pushed = 1;
     result = call_in_context(call, target, args);
-    failed = 0;
+    if (result == NULL && (PyErr_ExceptionMatches(the_StopReplay) || PyErr_ExceptionMatches(the_KeepAll))) {
+        PyErr_Clear();
+        result = Py_NewRef(the_STOPPED);
+    }
 end:;
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -738,30 +746,28 @@ end:;
     if (lent != NULL && put_back_lent(lent)) failed = -1;
     if (random != NULL && done(CALL_ONE(put_random, random))) failed = -1;
     if (put_back_since(before)) failed = -1;
-    Py_XDECREF(since);
     Py_XDECREF(random);
     Py_XDECREF(then);
-    Py_XDECREF(result);
-    if (type == NULL) return failed ? -1 : 1;
-    PyErr_Restore(type, value, trace);
-    if (failed) return -1;
-    if (PyErr_ExceptionMatches(the_StopReplay) || PyErr_ExceptionMatches(the_KeepAll)) {
-        PyErr_Clear();
-        return 1;
-    }
-    if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1;
+    if (failed) Py_CLEAR(result);
+    if (type != NULL) PyErr_Restore(type, value, trace);
+    return result;
+}
+
+/* Whether the error that there is is autograd's, for a write in place to a leaf: then it is cleared. */
+static int was_write_to_leaf(void) {
+    if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return 0;
+    PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
     int writes = truth(CALL_ONE(is_write_to_leaf, value));
     if (writes == 0) {
-        if (trace != NULL) PyException_SetTraceback(value, trace);
         PyErr_Restore(type, value, trace);
-        return -1;
+        return 0;
     }
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(trace);
-    return writes < 0 ? -1 : 0;
+    return writes > 0;
 }
 
 /* The number at a place in a list of the script; -1 with an error. */
@@ -775,6 +781,7 @@ static Py_ssize_t number_at(PyObject *script, PyObject *name, Py_ssize_t place) 
 /* Fill the slots that are wanted; 1, 0 if it does something else by now, below zero with an error. */
 static int replay(PyObject *call, PyObject *frame, PyObject *wanted, PyObject *script) {
     PyObject *slots = list_of(frame, n_slots), *options = NULL, *region = NULL, *watches = NULL, *target = NULL, *args = NULL, *pack = NULL;
+    PyObject *since = NULL, *result = NULL;
     Py_ssize_t index = number(GET(wanted, index)), last, stop = PY_SSIZE_T_MAX;
     int fine = -1, early, others = is_without(script, n_others);
     if (slots == NULL || index < 0 || others < 0) goto end;
@@ -792,7 +799,9 @@ static int replay(PyObject *call, PyObject *frame, PyObject *wanted, PyObject *s
     if ((region = GET(frame, region)) == NULL || (options = GET(region, options)) == NULL || (early = truth(GET(options, early_stop))) < 0) goto end;
     if (early && (stop = number_at(script, n_end, last)) < 0) goto end;
     if (find_arguments(call, frame, &target, &args) || (pack = new_filling(slots, last, stop)) == NULL) goto end;
-    fine = run_again(call, frame, target, args, pack);
+    if ((since = GET(frame, since)) == NULL) goto end;
+    result = run_again(call, target, args, pack, since);
+    fine = result != NULL ? 1 : was_write_to_leaf() ? 0 : -1;
     if (fine == 1) {
         Py_ssize_t reached = filling_reached(pack);
         fine = reached == stop || reached + 1 == PyList_GET_SIZE(slots);
@@ -807,6 +816,8 @@ end:
     Py_XDECREF(target);
     Py_XDECREF(args);
     Py_XDECREF(pack);
+    Py_XDECREF(since);
+    Py_XDECREF(result);
     return fine;
 }
 
@@ -819,16 +830,31 @@ static PyObject *short_replay(PyObject *self, PyObject *const *arguments, Py_ssi
     if (one < 0) return NULL;
     if (!one) return PyObject_CallMethodObjArgs(self, n_replay_in_python, frame, wanted, NULL);
     if ((script = GET(self, script)) == NULL) return NULL;
-    int fine = script != Py_None;
-    if (fine == 1) fine = is_this(GET(frame, hashes), Py_None);
-    if (fine == 1) fine = is_this(GET(self, random_end), Py_None);
-    if (fine == 1) fine = is_known(self, frame, script);
+    int fine = is_known(self, frame, script);
     if (fine == 1) fine = replay(self, frame, wanted, script);
     Py_DECREF(script);
     return fine < 0 ? NULL : PyBool_FromLong(fine);
 }
 
+static PyObject *short_is_known(PyObject *self, PyObject *frame) {
+    PyObject *script = the_NEWS == NULL ? PyErr_Format(PyExc_TypeError, "configure_short() has to be called first") : GET(self, script);
+    if (script == NULL) return NULL;
+    int known = is_known(self, frame, script);
+    Py_DECREF(script);
+    return known < 0 ? NULL : PyBool_FromLong(known);
+}
+
+static PyObject *short_run_again(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+    if (count != 4 || the_NEWS == NULL) return PyErr_Format(PyExc_TypeError, "run_again(target, args, pack, since)");
+    PyObject *args = PySequence_Tuple(arguments[1]);
+    PyObject *result = args == NULL ? NULL : run_again(self, arguments[0], args, arguments[2], arguments[3]);
+    Py_XDECREF(args);
+    return result;
+}
+
 static PyMethodDef call_methods[] = {
+    {"is_known", short_is_known, METH_O, NULL},
+    {"run_again", (PyCFunction)(void (*)(void))short_run_again, METH_FASTCALL, NULL},
     {"replay", (PyCFunction)(void (*)(void))short_replay, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

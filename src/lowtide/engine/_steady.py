@@ -67,6 +67,18 @@ class _Replayed:
         """As ``Call.replay``."""
         return self.replay_in_python(frame, wanted)  # type: ignore[attr-defined, no-any-return]
 
+    def is_known(self, frame: Frame) -> bool:
+        """Whether the way it went is known, surroundings and modules are what they were, and nobody looks on."""
+        return self.is_known_in_python(frame)  # type: ignore[attr-defined, no-any-return]
+
+    def run_again(self, target: Any, args: list[Any], pack: Callable[[torch.Tensor], None], since: int) -> Any:
+        """Call it as it was called, under this pack hook.
+
+        Returns:
+            What it returned; ``STOPPED`` if the hook ended it.
+        """
+        return self.run_again_in_python(target, args, pack, since)  # type: ignore[attr-defined]
+
 
 class _Fields:
     """What such calls have in common, and how they run; where the engine is compiled, so are both."""
@@ -142,8 +154,8 @@ class SteadyCall(_Replayed, Call):
         frame.drop_values()
         return False
 
-    def is_known(self, frame: Frame) -> bool:
-        """Whether the way it went is known, surroundings and modules are what they were, and nobody looks on."""
+    def is_known_in_python(self, frame: Frame) -> bool:
+        """As ``is_known``."""
         if self.script is None or frame.hashes is not None or self.random_end is not None:
             return False
         if not are_in_place(self.watches, self.python_state) or trained_in(self.watches) != self.script.trained:
@@ -170,12 +182,8 @@ class SteadyCall(_Replayed, Call):
         """Whether nothing in its modules was written to while it ran again."""
         return are_unmodified(self.watches)
 
-    def run_again(self, target: Any, args: list[Any], pack: Callable[[torch.Tensor], None], since: int) -> Any:
-        """Call it as it was called, under this pack hook.
-
-        Returns:
-            What it returned; ``STOPPED`` if the hook ended it.
-        """
+    def run_again_in_python(self, target: Any, args: list[Any], pack: Callable[[torch.Tensor], None], since: int) -> Any:
+        """As ``run_again``."""
         timed = clock.now
         if timed:
             around, state.since = state.since, since
