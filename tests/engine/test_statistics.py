@@ -122,6 +122,24 @@ def test_other_norms(norm):
     check_equal(Reading(nothing, norm()), [True] * 6)
 
 
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_statistics_that_the_first_forward_left_as_they_were(momentum):
+    """Of a layer that starts with zeros the mean is zero, as statistics are at first."""
+    found = []
+    for wrap in (lambda module: module, lowtide.checkpoint):
+        torch.manual_seed(1)
+        module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4, momentum=momentum), nn.Tanh())
+        nn.init.zeros_(module[0].weight)
+        module(torch.randn(5, 4))  # with no momentum, the variance after the second forward is that of the first as well
+        run, seen = wrap(module), []
+        for _ in range(4):
+            run(torch.randn(5, 4)).sum().backward()
+            nn.init.ones_(module[0].weight)
+            seen += [buffer.clone() for buffer in module.buffers()]
+        found.append(seen)
+    assert all(map(torch.equal, *found))
+
+
 def test_training_and_evaluation_in_turn():
     torch.manual_seed(1)
     check_equal(Reading(nothing), [True, True, False, True, False, False, True, True, False])

@@ -336,7 +336,8 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
     if "batch_norm" in schema.name and "backward" not in schema.name:
-        found += _tensors(args[3:5])
+        named = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
+        found = found + _tensors(args[3:5]) if named.get("training", "_no_update" not in schema.name) else []
     if func.namespace == "c10d":
         found += _tensors((args, list(kwargs.values())))
     return found

@@ -142,11 +142,14 @@ class _WatchBefore:
             for index, t in enumerate(taken[0])
             if t is not None and not t.requires_grad and private.bytes_of(t) <= _LARGEST_COPY_BYTES and index not in watch.written
         }
+        self._written: set[int] = set()
         self._python_state = python_state
         self.is_news = False
 
     def about_to_write(self, key: int) -> bool:
         index = self._storages.get(key)
+        if index is not None:
+            self._written.add(index)
         if index is not None and index not in self._copies and index not in self._watch.written:
             self._copies[index] = self._taken[0][index].detach().clone()
         places = self._direct.pop(key, [])
@@ -157,8 +160,10 @@ class _WatchBefore:
     def learn(self, call: Call) -> None:
         tensors, versions = self._taken[0], self._taken[1]
         for index, copy in self._copies.items():
-            # Another version with the same bits: this time it was written what was there, as by an iteration that has converged.
-            if version_of(tensors[index]) != versions[index] or not _same_bits(copy, tensors[index]):
+            # With the same bits: this time it was written what was there, as by an iteration that has converged, or the mean of zeros.
+            # Batch norm does not even count its versions.
+            written = index in self._written or version_of(tensors[index]) != versions[index]
+            if written or not _same_bits(copy, tensors[index]):
                 if index not in self._watch.written:  # an audit inside this one may have learned it meanwhile
                     insort(self._watch.written, index)
                 tensors[index], versions[index] = copy.requires_grad_(tensors[index].requires_grad), -1
