@@ -12,6 +12,7 @@ import torch
 
 from lowtide import _torch_private as private
 from lowtide.engine._call import Call
+from lowtide.engine._guards._modules import version_of
 from lowtide.engine._packing import drop_values, packing
 from lowtide.engine._parts import Held, Made, Place
 from lowtide.engine._slot import Slot
@@ -93,7 +94,7 @@ class Frame:
         known = self.inputs.get(id(tensor))
         if known is not None:
             return known[1]
-        version = -1 if tensor.is_inference() else tensor._version
+        version = version_of(tensor)
         if self._made is not None:
             made = self._made.get(id(tensor))
             if made is not None and made[0]() is tensor and made[1].version == version:
@@ -104,7 +105,10 @@ class Frame:
         copied = place in self._copied
         held = Held(index, place, tensor.requires_grad, version, copied)
         self.inputs[id(tensor)] = (tensor, held)
-        if self._around is not None:
+        if version == -1 and not copied:  # of inference mode: hooks are never given one, for autograd does not save it
+            held.direct = True
+            self.held.append(tensor)
+        elif self._around is not None:
             self.held.append(self._pack_around(tensor.detach().clone() if copied else tensor))
         elif copied:
             self.held.append(tensor.detach().clone())
@@ -155,7 +159,7 @@ class Frame:
         kept: torch.Tensor = self.held[held.index]
         if self._around is not None and not held.direct:
             kept = self.unpack_held(kept)
-        elif not held.copied and kept._version != held.version and held.version != -1:
+        elif not held.copied and held.version != -1 and kept._version != held.version:
             raise self._input_changed(held, kept)
         if held.copied:
             return _working_copy(kept, held.requires_grad)
@@ -234,7 +238,7 @@ class Frame:
         if not self.taken:
             self.taken = {}
         for leaf, tensor in enumerate((result,) if type(result) is torch.Tensor else tensors_in(result)):
-            self._made[id(tensor)] = weakref.ref(tensor), Made(call, leaf, tensor._version)
+            self._made[id(tensor)] = weakref.ref(tensor), Made(call, leaf, version_of(tensor))
 
     def joins(self, values: Iterable[Any]) -> bool:
         """Whether one of these is a tensor that an earlier member returned."""
@@ -279,7 +283,7 @@ class Frame:
         if len(self.slots) - call.first != len(script.plain) or self._strange:
             return False
         for tensor, known in self.inputs.values():
-            if tensor._version != known.version:
+            if version_of(tensor) != known.version:
                 return False
         self.inputs = {}
         self.running = False

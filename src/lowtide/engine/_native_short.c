@@ -283,22 +283,25 @@ static PyObject *cut_off(PyObject *tensor, int requires) {
 static PyObject *kept_in(PyObject *frame, PyObject *tensor) {
     PyObject *inputs = GET(frame, inputs), *held = list_of(frame, n_held), *around = GET(frame, _around);
     PyObject *key = PyLong_FromVoidPtr(tensor), *stands = NULL, *version = NULL, *value = NULL, *entry = NULL;
+    int direct = 0;
     if (inputs == NULL || held == NULL || around == NULL || key == NULL) goto end;
     PyObject *known = PyDict_GetItemWithError(inputs, key);
     if (known != NULL) stands = Py_NewRef(PyTuple_GET_ITEM(known, 1));
     if (known != NULL || PyErr_Occurred()) goto end;
     version = GET(tensor, _version);
     if (version == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
-        PyErr_Clear(); /* of inference mode */
+        PyErr_Clear(); /* of inference mode: hooks are never given one */
         version = PyLong_FromLong(-1);
+        direct = 1;
     }
     int requires = version == NULL ? -1 : truth(GET(tensor, requires_grad));
     if (requires < 0) goto end;
-    value = around == Py_None ? cut_off(tensor, requires) : packed_around(frame, around, tensor);
+    if (direct) value = Py_NewRef(tensor);
+    else value = around == Py_None ? cut_off(tensor, requires) : packed_around(frame, around, tensor);
     stands = value == NULL ? NULL : made(the_Held);
     if (stands == NULL) goto end;
     if (give(stands, n_index, PyLong_FromSsize_t(PyList_GET_SIZE(held))) ||
-        give(stands, n_place, PyLong_FromSsize_t(PyDict_GET_SIZE(inputs))) || SET(stands, direct, Py_False) ||
+        give(stands, n_place, PyLong_FromSsize_t(PyDict_GET_SIZE(inputs))) || SET(stands, direct, direct ? Py_True : Py_False) ||
         SET(stands, copied, Py_False) || SET(stands, version, version) || SET(stands, requires_grad, requires ? Py_True : Py_False) ||
         (entry = PyTuple_Pack(2, tensor, stands)) == NULL || PyDict_SetItem(inputs, key, entry) || PyList_Append(held, value))
         Py_CLEAR(stands);
@@ -432,10 +435,11 @@ static int leaves_as(Steady *steady, PyObject *frame, PyObject *call) {
     if (same == 1) same = PyList_GET_SIZE(slots) - first == PyList_GET_SIZE(plain);
     if (same == 1 && (same = truth(GET(frame, _strange))) >= 0) same = !same;
     while (same == 1 && PyDict_Next(inputs, &at, NULL, &entry)) {
-        PyObject *now = GET(PyTuple_GET_ITEM(entry, 0), _version), *then = GET(PyTuple_GET_ITEM(entry, 1), version);
-        same = now == NULL || then == NULL ? -1 : PyObject_RichCompareBool(now, then, Py_EQ);
-        Py_XDECREF(now);
-        Py_XDECREF(then);
+        Py_ssize_t then = number(GET(PyTuple_GET_ITEM(entry, 1), version));
+        long long now = -1;
+        if (then == -1 && PyErr_Occurred()) same = -1;
+        else if (then == -1) continue; /* of inference mode */
+        else same = version_of(PyTuple_GET_ITEM(entry, 0), &now) ? -1 : now == then;
     }
     if (same == 1 && (give(frame, n_inputs, PyDict_New()) || SET(frame, running, Py_False) ||
                       give(call, n_ended_at, CALL(next_sequence_number)) || SET(call, script, steady->script)))

@@ -272,7 +272,8 @@ def _run_forgetting(target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         private.set_grad_enabled(False)
         try:
             for tensor in {id(arg): arg for arg in args if type(arg) is torch.Tensor}.values():
-                around[0](tensor)
+                if not tensor.is_inference():  # see Frame.keep
+                    around[0](tensor)
         finally:
             private.set_grad_enabled(grad)
     private.push_hooks(_forget, unpack_in_replay)
