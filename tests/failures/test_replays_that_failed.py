@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import lowtide
+from lowtide.engine._guards import _modules
 
 
 class _File:
@@ -86,3 +88,46 @@ def test_one_that_stands_in_another_region(hidden):
         torch.autograd.grad(second.sum(), x, retain_graph=True)
     hidden.write(0.5)
     assert torch.equal(torch.autograd.grad(first.sum(), x, retain_graph=True)[0], expected)
+
+
+class _Averages(nn.Module):
+    """Writes to two buffers that it reads, and draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.ones(4))
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.mul_(0.9).add_(x.detach().mean(0))
+        self.scale.mul_(0.9).add_(x.detach().abs().mean(0))
+        return torch.tanh(nn.functional.dropout(self.linear(x)) * self.mean * self.scale)
+
+
+@pytest.mark.parametrize("failing", range(1, 5))
+@pytest.mark.parametrize("calls_before", [0, 3])
+@pytest.mark.parametrize("of_both", [False, True])
+def test_one_that_has_no_memory_for_copies_leaves_buffers_and_random_state_alone(failing, calls_before, of_both, monkeypatch):
+    first, second = _Averages(), _Averages()
+    run = lowtide.checkpoint((lambda x: second(first(x))) if of_both else nn.Sequential(first, second))
+    for _ in range(calls_before):
+        run(torch.randn(5, 4)).sum().backward()
+    loss = run(torch.randn(5, 4)).sum()
+    buffers = [*first.buffers(), *second.buffers()]
+    values, drawn, made = [buffer.clone() for buffer in buffers], torch.get_rng_state(), 0
+    copy_of = _modules.copy_of
+
+    def running_out(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal made
+        made += 1
+        if made == failing:
+            raise torch.OutOfMemoryError("there is no memory")
+        return copy_of(tensor)
+
+    monkeypatch.setattr(_modules, "copy_of", running_out)
+    with pytest.raises(torch.OutOfMemoryError, match="there is no memory"):
+        loss.backward()
+    assert all(now is then for now, then in zip([*first.buffers(), *second.buffers()], buffers, strict=True))
+    assert all(map(torch.equal, buffers, values))
+    assert torch.equal(torch.get_rng_state(), drawn)

@@ -286,25 +286,31 @@ class Call:
         """
         target, check = self._checked(target)
         undo = []
-        for watch, taken in self.watches:
-            there = watch.put(taken, attributes=self.python_state)
-            if there is not None:
-                undo.append((watch, there))
-        moved = put_objects(self.objects) if self.objects else ()
-        now = [(value, take_state(value)) for value, _ in self.states] if self.states else ()
-        for value, then in self.states:
-            put_state(value, then)
-        attributes = put_attributes(self.attributes) if self.attributes else None
-        outside = put_outside(self.outside) if self.outside else []
+        moved: Any = ()
+        now: Any = ()
+        outside: Any = []
+        attributes = random = None
         elsewhere = not is_in_force(self.ambient)
         if elsewhere:
             ambient = take_ambient(len(self.ambient[5]) > 0, whole=True)
             wanted = for_replay(self.ambient, ambient)
+        entered = False
         grad = torch.is_grad_enabled()
-        random = self._random_as_then() if self.draws else None
-        try:
+        try:  # from here on memory may run out, for copies are made
+            for watch, taken in self.watches:
+                there = watch.put(taken, attributes=self.python_state)
+                if there is not None:
+                    undo.append((watch, there))
+            moved = put_objects(self.objects) if self.objects else ()
+            now = [(value, take_state(value)) for value, _ in self.states] if self.states else ()
+            for value, then in self.states:
+                put_state(value, then)
+            attributes = put_attributes(self.attributes) if self.attributes else None
+            outside = put_outside(self.outside) if self.outside else []
+            random = self._random_as_then() if self.draws else None
             private.set_grad_enabled(True)
             if elsewhere:
+                entered = True
                 set_ambient(wanted, ambient)
             result = self.ambient[0].copy().run(target, *args, **kwargs)
             if self.random_end is not None and cpu_moved(self.random_end):
@@ -313,7 +319,7 @@ class Call:
         finally:
             if random is not None:
                 put_random(random)
-            if elsewhere:
+            if entered:
                 set_ambient(ambient, wanted)
             private.set_grad_enabled(grad)
             put_back_outside(outside)

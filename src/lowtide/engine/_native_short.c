@@ -680,22 +680,22 @@ static int find_arguments(PyObject *call, PyObject *frame, PyObject **target, Py
     return *target == NULL || *args == NULL ? -1 : 0;
 }
 
-/* Have copies of what the call writes to in place; a list of what was there. */
-static PyObject *lend_all(PyObject *call) {
-    PyObject *watches = list_of(call, n_watches), *lent = PyList_New(0);
-    for (Py_ssize_t i = 0; lent != NULL && watches != NULL && i < PyList_GET_SIZE(watches); i++) {
+/* Have copies of what the call writes to in place, and add what was there to a list, also of those before one that failed. */
+static int lend_all(PyObject *call, PyObject *lent) {
+    PyObject *watches = list_of(call, n_watches);
+    int failed = watches == NULL;
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(watches); i++) {
         PyObject *pair = PyList_GET_ITEM(watches, i), *written = list_of(PyTuple_GET_ITEM(pair, 0), n_written), *more = NULL;
-        if (written == NULL) Py_CLEAR(lent);
-        else if (PyList_GET_SIZE(written)) {
+        failed = written == NULL;
+        if (!failed && PyList_GET_SIZE(written)) {
             more = PyObject_CallMethodOneArg(PyTuple_GET_ITEM(pair, 0), n_lend, PyTuple_GET_ITEM(pair, 1));
-            if (more == NULL || PyList_SetSlice(lent, PyList_GET_SIZE(lent), PyList_GET_SIZE(lent), more)) Py_CLEAR(lent);
+            failed = more == NULL || PyList_SetSlice(lent, PyList_GET_SIZE(lent), PyList_GET_SIZE(lent), more);
         }
         Py_XDECREF(written);
         Py_XDECREF(more);
     }
-    if (watches == NULL) Py_CLEAR(lent);
     Py_XDECREF(watches);
-    return lent;
+    return failed ? -1 : 0;
 }
 
 static int put_back_lent(PyObject *lent) {
@@ -733,7 +733,7 @@ static PyObject *run_again(PyObject *call, PyObject *target, PyObject *args, PyO
     before = draws < 0 ? NULL : since_before(since);
     if (PyErr_Occurred() || (grad = truth(CALL(is_grad_enabled))) < 0) goto end;
     if (draws && ((random = random_now()) == NULL || (then = GET(call, random)) == NULL || done(CALL_ONE(put_random, then)))) goto end;
-    if ((lent = lend_all(call)) == NULL || done(CALL_ONE(set_grad_enabled, Py_True))) goto end;
+    if ((lent = PyList_New(0)) == NULL || lend_all(call, lent) || done(CALL_ONE(set_grad_enabled, Py_True))) goto end;
     PyObject *hooks[] = {pack, the_unpack_in_replay};
     if (done(PyObject_Vectorcall(the_push_hooks, hooks, 2, NULL))) goto end;
     pushed = 1;

@@ -190,17 +190,20 @@ class SteadyCall(_Replayed, Call):
         grad = torch.is_grad_enabled()
         random = self._random_as_then() if self.draws else None
         lent: list[tuple[dict[str, Any], str, Any]] = []
-        for watch, taken in self.watches:
-            if watch.written:
-                lent += watch.lend(taken)
-        private.set_grad_enabled(True)
-        private.push_hooks(pack, unpack_in_replay)
+        pushed = False
         try:
+            for watch, taken in self.watches:
+                if watch.written:
+                    lent += watch.lend(taken)
+            private.set_grad_enabled(True)
+            private.push_hooks(pack, unpack_in_replay)
+            pushed = True
             return self.ambient[0].copy().run(target, *args)
         except (StopReplay, KeepAll):
             return STOPPED
         finally:
-            private.pop_hooks()
+            if pushed:
+                private.pop_hooks()
             private.set_grad_enabled(grad)
             for table, name, tensor in reversed(lent):  # one module may be part of another
                 table[name] = tensor

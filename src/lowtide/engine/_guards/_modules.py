@@ -243,8 +243,9 @@ class Watch:
         """Have copies of what calls write to in place, as it was at another moment; returns what was there, to be put back."""
         places = [self._places[index] for index in self.written]
         lent = [(table, name, table[name]) for table, name in places]
-        for (table, name), index in zip(places, self.written, strict=True):
-            table[name] = copy_of(then[0][index])
+        copies = [copy_of(then[0][index]) for index in self.written]  # first of all: memory may run out
+        for (table, name), copy in zip(places, copies, strict=True):
+            table[name] = copy
         return lent
 
     def put(self, wanted: Taken, *, attributes: bool) -> Undo | None:
@@ -295,11 +296,10 @@ class Watch:
                 f"a replay needs the parameters and buffers that the forward had: it had {len(wanted)}, now there are {len(self._places)}; "
                 "do not add or remove any between forward and backward"
             )
+        copies = {index: copy_of(wanted[index]) for index in copied}  # first of all: memory may run out
         for index, (table, name) in enumerate(self._places):
-            tensor = wanted[index]
-            if index in copied:
-                table[name] = copy_of(tensor)
-            elif table[name] is not tensor:
+            tensor = copies.get(index, wanted[index])
+            if table[name] is not tensor:
                 table[name] = tensor
 
     def changed_since(self, then: Taken) -> Iterator[tuple[str, torch.Tensor, int]]:
