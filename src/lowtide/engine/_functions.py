@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 from lowtide.engine._parts import Box, Taken
 
 _EMPTY = object()
@@ -47,6 +49,12 @@ def is_region(fn: types.FunctionType) -> bool:
     """Whether ``checkpoint`` made it, and it is no copy with the attributes of one, as decorators make them."""
     parts = fn.__dict__.get("__lowtide_parts__")
     return parts is not None and parts[0]() is fn
+
+
+def module_of_region(fn: types.FunctionType) -> nn.Module | None:
+    """The module that a region calls, if this is one and calls a module."""
+    parts = fn.__dict__.get("__lowtide_parts__")
+    return parts[1] if parts is not None and isinstance(parts[1], nn.Module) and parts[0]() is fn else None
 
 
 def _take_region(fn: types.FunctionType, called: Any, around: Callable[[Any], Any]) -> Taken:

@@ -216,14 +216,26 @@ failed:
     return NULL;
 }
 
+/* Whether an object is of a type that code is known to read attributes of; below zero with an error. */
+static int is_alike(PyObject *alike, PyObject *value) {
+    PyObject *type = PyLong_FromVoidPtr(Py_TYPE(value));
+    int known = type == NULL ? -1 : PyDict_Contains(alike, type);
+    Py_XDECREF(type);
+    return known;
+}
+
 /* Whether all that the code reads of these objects is known; below zero with an error. */
 static int knows(PyObject *outside, PyObject *values) {
     PyObject *alike = GET(outside, _alike);
-    if (alike == NULL) return -1;
-    int none = PyDict_Check(alike) && PyDict_GET_SIZE(alike) == 0;
+    if (alike == NULL || !PyDict_Check(alike)) {
+        Py_XDECREF(alike);
+        return alike == NULL ? -1 : 0;
+    }
+    int none = 1;
+    for (Py_ssize_t i = 0; none == 1 && PyDict_GET_SIZE(alike) && i < PyList_GET_SIZE(values); i++)
+        if ((none = is_alike(alike, PyList_GET_ITEM(values, i))) >= 0) none = !none;
     Py_DECREF(alike);
-    if (none) return 1;
-    return truth(PyObject_CallMethodOneArg(outside, n_knows, values));
+    return none ? none : truth(PyObject_CallMethodOneArg(outside, n_knows, values));
 }
 
 /* What is in the modules; None if there are news, or others of their tensors require gradients. */

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from lowtide.engine._clock import clock
-from lowtide.engine._functions import take_function, take_method, take_partial
+from lowtide.engine._functions import module_of_region, take_function, take_method, take_partial
 from lowtide.engine._own import own_attribute
 from lowtide.engine._parts import Box, Place, Taken
 from lowtide.engine._state import has_state
@@ -78,6 +78,11 @@ def store(value: Any, keeper: Keeper, memo: Memo) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return keeper.tensor(value)
+    if kind is types.FunctionType:
+        module = module_of_region(value)
+        if module is not None:  # as it is below, in fewer steps: outer regions read theirs for each call
+            keeper.module(module)
+            return value
     try:
         taker = _TAKERS[kind]
     except KeyError:
