@@ -110,7 +110,7 @@ set_attention_order: Callable[[list[int]], None] = torch._C._set_sdp_priority_or
 
 ComputedWeights = tuple[int, dict[tuple[int, str], torch.Tensor | None]]
 NO_WEIGHTS: ComputedWeights = (0, {})
-WEIGHTS_ARE_COMPUTED = vars(parametrize), "_cache_enabled"  # where it is counted how often ``parametrize.cached()`` was entered
+WEIGHTS_ARE_COMPUTED, DUAL_LEVEL = (vars(parametrize), "_cache_enabled"), (vars(forward_ad), "_current_level")  # how often entered
 
 
 def computed_weights() -> ComputedWeights:

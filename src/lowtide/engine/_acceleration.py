@@ -2,7 +2,8 @@
 
 Each has a twin in Python that does the same: ``Packing`` and ``Filling`` in ``_packing.py``, ``unpack`` in ``_unpack.py``, the fields
 of ``Slot`` in ``_slot.py``, ``Surroundings`` in ``_guards/_ambient.py``, ``are_unmodified`` in ``_guards/_unmodified.py``, what ``Watch``
-in ``_guards/_modules.py`` does without ``Settled``, the rest in ``_guards/_reading.py``. The twins run where there was no compiler, and
+in ``_guards/_modules.py`` does without ``Settled``, what of ``_steady.py`` ends in ``_in_python``, what in ``_unpack.py`` comes after
+``_replay_for``, the rest in ``_guards/_reading.py``. The twins run where there was no compiler, and
 where LOWTIDE_NATIVE=0 says so.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
-_API = 8
+_API = 9
 """Of the compiled code that goes with this release: what was compiled for another is not used."""
 
 

@@ -333,6 +333,12 @@ class Call:
                 watch.put_back(there)
             check(region)
 
+    def learn_written(self) -> None:
+        """Something was modified since the forward: if it was the call itself that wrote to it, the next one shows that."""
+        self.profile.left = 0
+        for watch, taken in self.watches:
+            watch.learn_written(taken)
+
     def _random_as_then(self) -> Random:
         """Set the generators back to what they were; returns what they are now."""
         now = take_random()

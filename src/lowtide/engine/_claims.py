@@ -10,25 +10,25 @@ import threading
 
 CLAIMED: dict[int, int] = {}
 """Of the frames that are replayed, by their ``id``, the thread that replays them. Whoever puts it there with ``setdefault`` has it."""
-_waiting: list[int] = []
+WAITING: list[int] = []
 _released = threading.Condition()
 
 
 def wait_for(frame: int, thread: int) -> None:
     """Wait until no other thread has a frame, and claim it."""
     with _released:
-        _waiting.append(thread)
+        WAITING.append(thread)
         try:
             while CLAIMED.setdefault(frame, thread) != thread:
                 _released.wait()
         finally:
-            _waiting.remove(thread)
+            WAITING.remove(thread)
 
 
 def release(frame: int, thread: int) -> None:
     """Let others have a frame, if this thread had it."""
     if CLAIMED.get(frame) == thread:
         del CLAIMED[frame]
-        if _waiting:  # who waits was there before it looked for the last time, so either is seen here or saw that it is free
+        if WAITING:  # who waits was there before it looked for the last time, so either is seen here or saw that it is free
             with _released:
                 _released.notify_all()

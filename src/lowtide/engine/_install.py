@@ -26,8 +26,8 @@ from lowtide.engine._function_members import FunctionMember, ListeningForward, l
 from lowtide.engine._observers import switch
 from lowtide.engine._options import Options, Policy
 from lowtide.engine._profile import Profile, profile_of
-from lowtide.engine._region import Region, hooks_work
-from lowtide.engine._thread import state
+from lowtide.engine._region import Region
+from lowtide.engine._thread import hooks_work, state
 from lowtide.engine._tree import tensors_in
 from lowtide.errors import AlreadyAppliedError, InvalidInputError
 

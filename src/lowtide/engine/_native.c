@@ -6,10 +6,11 @@
 
 #include "_native.h"
 
-#define API 8 /* `_acceleration.py` takes no other */
+#define API 9 /* `_acceleration.py` takes no other */
 
 PyObject *name_version;
-static PyObject *name_dtype, *name_shape, *name_requires_grad, *name_is_leaf, *name_base, *name_strange;
+static PyObject *name_dtype, *name_shape, *name_requires_grad, *name_is_leaf, *name_base, *name_strange, *name_around, *name_inputs, *name_held,
+    *name_copied, *name_index;
 
 /* What `configure` was given. */
 static PyTypeObject *slot_class;
@@ -144,6 +145,7 @@ typedef struct {
     vectorcallfunc call;
     PyObject *slots, *plain, *grads, *frame, *region, *keep_free;
     Py_ssize_t first;
+    char usual; /* keep_free is Frame._keep_free of the frame */
 } Packing;
 
 static int packing_traverse(PyObject *self, visitproc visit, void *arg) {
@@ -186,6 +188,33 @@ static int is_parameter(PyObject *tensor) {
     return requires == Py_True;
 }
 
+/* What is held of an input of the frame, where no hooks are around it, as Frame._keep_free says it; NULL without an error if it is none. */
+static PyObject *held_as_input(Packing *packing, PyObject *tensor) {
+    PyObject *around = PyObject_GetAttr(packing->frame, name_around), *inputs = NULL, *held = NULL, *key = NULL, *found = NULL;
+    if (around == Py_None && (inputs = PyObject_GetAttr(packing->frame, name_inputs)) != NULL &&
+        (held = PyObject_GetAttr(packing->frame, name_held)) != NULL && (key = PyLong_FromVoidPtr(tensor)) != NULL && PyDict_Check(inputs) &&
+        PyList_Check(held)) {
+        PyObject *entry = PyDict_GetItemWithError(inputs, key);
+        PyObject *stands = entry != NULL && PyTuple_Check(entry) && PyTuple_GET_SIZE(entry) == 2 ? PyTuple_GET_ITEM(entry, 1) : NULL;
+        PyObject *copied = stands == NULL ? NULL : PyObject_GetAttr(stands, name_copied);
+        if (copied == Py_False) {
+            PyObject *index = PyObject_GetAttr(stands, name_index), *version = PyObject_GetAttr(tensor, name_version);
+            Py_ssize_t place = index == NULL ? -1 : PyLong_AsSsize_t(index);
+            if (version != NULL && place >= 0 && place < PyList_GET_SIZE(held))
+                found = PyTuple_Pack(3, PyList_GET_ITEM(held, place), version, packing->region);
+            Py_XDECREF(index);
+            Py_XDECREF(version);
+        }
+        Py_XDECREF(copied);
+    }
+    Py_XDECREF(around);
+    Py_XDECREF(inputs);
+    Py_XDECREF(held);
+    Py_XDECREF(key);
+    if (found == NULL) PyErr_Clear(); /* what stands for results of earlier members has no such attribute: the twin knows */
+    return found;
+}
+
 /* What is held of a tensor that is not dropped: NULL without an error if it is. */
 static PyObject *held_as_it_is(Packing *packing, PyObject *tensor) {
     PyObject *base = PyObject_GetAttr(tensor, name_base);
@@ -201,7 +230,8 @@ static PyObject *held_as_it_is(Packing *packing, PyObject *tensor) {
         return held;
     }
     PyObject *arguments[] = {tensor, packing->region};
-    PyObject *held = PyObject_Vectorcall(packing->keep_free, arguments, 2, NULL);
+    PyObject *held = packing->usual ? held_as_input(packing, tensor) : NULL;
+    if (held == NULL) held = PyObject_Vectorcall(packing->keep_free, arguments, 2, NULL);
     if (held == Py_None) Py_CLEAR(held);
     return held;
 }
@@ -249,7 +279,7 @@ static PyObject *packing_new(PyTypeObject *type, PyObject *arguments, PyObject *
     if (!PyArg_ParseTuple(arguments, "O!O!O!nOOO", &PyList_Type, &slots, &PyList_Type, &plain, &PyList_Type, &grads, &first, &frame,
                           &region, &keep_free))
         return NULL;
-    return new_packing(slots, plain, grads, first, frame, region, keep_free);
+    return new_packing(slots, plain, grads, first, frame, region, keep_free, 0);
 }
 
 static PyMemberDef packing_members[] = {
@@ -272,7 +302,8 @@ static PyTypeObject PackingType = {
     .tp_new = packing_new,
 };
 
-PyObject *new_packing(PyObject *slots, PyObject *plain, PyObject *grads, Py_ssize_t first, PyObject *frame, PyObject *region, PyObject *keep_free) {
+PyObject *new_packing(PyObject *slots, PyObject *plain, PyObject *grads, Py_ssize_t first, PyObject *frame, PyObject *region, PyObject *keep_free,
+                      int usual) {
     if (slot_class == NULL) {
         PyErr_SetString(PyExc_TypeError, "configure() has to be called first");
         return NULL;
@@ -287,6 +318,7 @@ PyObject *new_packing(PyObject *slots, PyObject *plain, PyObject *grads, Py_ssiz
     packing->region = Py_NewRef(region);
     packing->keep_free = Py_NewRef(keep_free);
     packing->first = first;
+    packing->usual = (char)usual;
     return (PyObject *)packing;
 }
 
@@ -436,13 +468,10 @@ static PyObject *last_wanted(PyObject *module, PyObject *arguments) {
     return place == -1 && PyErr_Occurred() ? NULL : PyLong_FromSsize_t(place);
 }
 
-static PyObject *drop_values(PyObject *module, PyObject *arguments) {
-    PyObject *slots;
-    int given_only;
-    if (!PyArg_ParseTuple(arguments, "O!p", &PyList_Type, &slots, &given_only)) return NULL;
+int drop_values_in(PyObject *slots, int given_only) {
     for (Py_ssize_t place = 0; place < PyList_GET_SIZE(slots); place++) { /* a tensor that goes may take slots with it */
         Slot *slot = slot_at(slots, place);
-        if (slot == NULL && PyErr_Occurred()) return NULL;
+        if (slot == NULL && PyErr_Occurred()) return -1;
         if (slot == NULL) continue;
         if (is_full(slot) && (slot->given || !given_only)) {
             Py_CLEAR(slot->value);
@@ -450,6 +479,13 @@ static PyObject *drop_values(PyObject *module, PyObject *arguments) {
         }
         Py_DECREF(slot);
     }
+    return 0;
+}
+
+static PyObject *drop_values(PyObject *module, PyObject *arguments) {
+    PyObject *slots;
+    int given_only;
+    if (!PyArg_ParseTuple(arguments, "O!p", &PyList_Type, &slots, &given_only) || drop_values_in(slots, given_only)) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -465,6 +501,7 @@ static PyObject *unpack(PyObject *module, PyObject *packed) {
         if (then == -1 && PyErr_Occurred()) return NULL;
     } else if (Py_TYPE(packed) == slot_class) {
         slot = (Slot *)packed;
+        if (!is_full(slot) && slot->ref == gone && slot->frame != NULL && fill_slot(packed, slot->frame) < 0) return NULL;
         tensor = slot->value == Py_None ? NULL : slot->value;
         then = slot->version;
     }
@@ -606,12 +643,14 @@ PyMODINIT_FUNC PyInit__native(void) {
     struct { PyObject **name; const char *text; } names[] = {
         {&name_version, "_version"}, {&name_dtype, "dtype"}, {&name_shape, "shape"}, {&name_requires_grad, "requires_grad"},
         {&name_is_leaf, "is_leaf"}, {&name_base, "_base"}, {&name_strange, "_strange"},
+        {&name_around, "_around"}, {&name_inputs, "inputs"}, {&name_held, "held"}, {&name_copied, "copied"}, {&name_index, "index"},
     };
     for (size_t index = 0; index < sizeof(names) / sizeof(names[0]); index++)
         if ((*names[index].name = PyUnicode_InternFromString(names[index].text)) == NULL) return NULL;
     if (PyType_Ready(&SlotType) || PyType_Ready(&PackingType) || PyType_Ready(&FillingType)) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || PyModule_AddIntConstant(module, "API", API) || add_guards(module) || add_settled(module) || add_short(module) ||
+        add_unpack(module) ||
         PyModule_AddObjectRef(module, "Slot", (PyObject *)&SlotType) ||
         PyModule_AddObjectRef(module, "Packing", (PyObject *)&PackingType) ||
         PyModule_AddObjectRef(module, "Filling", (PyObject *)&FillingType)) {

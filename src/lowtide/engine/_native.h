@@ -23,8 +23,9 @@ int version_of(PyObject *tensor, long long *version);
 /* How often each tensor in a list was written to, see _guards/_reading.py. */
 PyObject *versions_in(PyObject *tensors);
 
-/* The hooks, see _packing.py; whether it is one of a forward; how far one of a replay got; the last place before `end` that is wanted, below zero with an error. */
-PyObject *new_packing(PyObject *slots, PyObject *plain, PyObject *grads, Py_ssize_t first, PyObject *frame, PyObject *region, PyObject *keep_free);
+/* The hooks, see _packing.py, `usual` if what is free is what Frame._keep_free says; whether it is one of a forward; how far one of a replay got; the last place before `end` that is wanted, below zero with an error. */
+PyObject *new_packing(PyObject *slots, PyObject *plain, PyObject *grads, Py_ssize_t first, PyObject *frame, PyObject *region, PyObject *keep_free,
+                      int usual);
 int is_packing_type(PyObject *object);
 PyObject *new_filling(PyObject *slots, Py_ssize_t last, Py_ssize_t stop);
 Py_ssize_t filling_reached(PyObject *filling);
@@ -43,9 +44,96 @@ int is_settled_type(PyObject *object);
 PyObject *read_settled(PyObject *settled, PyObject *flags);
 int settled_has_these(PyObject *settled, PyObject *taken, PyObject *skipped);
 
+/* Calls that go the short way: whether a call is one; its replay: 1, 0 if it does something else by now, below zero with an error. */
+int is_steady_type(PyObject *call);
+int replay_steady(PyObject *call, PyObject *frame, PyObject *wanted);
+
+/* Let go of what replays made, or of what backward has had of it; below zero with an error. */
+int drop_values_in(PyObject *slots, int given_only);
+
+/* Have a slot filled whose tensor is gone: 1, 0 if it takes the long way, below zero with an error. */
+int fill_slot(PyObject *slot, PyObject *frame);
+
 /* Each adds what is in one file to the module; below zero with an error. */
 int add_guards(PyObject *module);
 int add_settled(PyObject *module);
 int add_short(PyObject *module);
+int add_unpack(PyObject *module);
+
+/* Names of attributes that a file uses, and parts of lowtide and torch that it is given by name, each in a list of its own. */
+#define DECLARE_NAME(name) static PyObject *n_##name;
+#define DECLARE_PART(part) static PyObject *the_##part;
+#define INTERN(name) if ((n_##name = PyUnicode_InternFromString(#name)) == NULL) return -1;
+#define PART_ENTRY(part) {&the_##part, #part},
+#define GET(object, name) PyObject_GetAttr(object, n_##name)
+#define SET(object, name, value) PyObject_SetAttr(object, n_##name, value)
+#define CALL(part) PyObject_CallNoArgs(the_##part)
+#define CALL_ONE(part, argument) PyObject_CallOneArg(the_##part, argument)
+
+struct part { PyObject **part; const char *name; };
+
+/* Note parts that are given in a dictionary. */
+static inline int note_parts(PyObject *given, struct part *parts, size_t count) {
+    if (!PyDict_Check(given)) {
+        PyErr_SetString(PyExc_TypeError, "it takes a dict");
+        return -1;
+    }
+    for (size_t i = 0; i < count; i++) {
+        PyObject *part = PyDict_GetItemString(given, parts[i].name);
+        if (part == NULL) {
+            PyErr_SetString(PyExc_KeyError, parts[i].name);
+            return -1;
+        }
+        Py_XSETREF(*parts[i].part, Py_NewRef(part));
+    }
+    return 0;
+}
+
+/* Set an attribute to something that this takes over; below zero with an error, also if there is nothing. */
+static inline int give(PyObject *object, PyObject *name, PyObject *value) {
+    if (value == NULL) return -1;
+    int failed = PyObject_SetAttr(object, name, value);
+    Py_DECREF(value);
+    return failed;
+}
+
+/* Whether something that this takes over is true; below zero with an error. */
+static inline int truth(PyObject *value) {
+    if (value == NULL) return -1;
+    int is = value == Py_True ? 1 : value == Py_False || value == Py_None ? 0 : PyObject_IsTrue(value);
+    Py_DECREF(value);
+    return is;
+}
+
+/* Whether it is this very object; it is taken over. */
+static inline int is_this(PyObject *value, PyObject *wanted) {
+    if (value == NULL) return -1;
+    Py_DECREF(value);
+    return value == wanted;
+}
+
+/* A number that this takes over; -1 with an error. */
+static inline Py_ssize_t number(PyObject *value) {
+    if (value == NULL) return -1;
+    Py_ssize_t is = PyLong_AsSsize_t(value);
+    Py_DECREF(value);
+    return is;
+}
+
+/* Done with a call of which only errors matter. */
+static inline int done(PyObject *result) {
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* An attribute that has to be a list. */
+static inline PyObject *list_of(PyObject *object, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    if (value != NULL && !PyList_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "%U has to be a list", name);
+        Py_CLEAR(value);
+    }
+    return value;
+}
 
 #endif

@@ -1,4 +1,4 @@
-"""What the compiled form of calls that go the short way uses of lowtide and torch: ``_native_short.c`` is given it here, by name."""
+"""What ``_native_short.c`` and ``_native_unpack.c`` use of lowtide and torch: they are given it here, by name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from lowtide import _torch_private as private
 from lowtide.engine._acceleration import native
+from lowtide.engine._claims import CLAIMED, WAITING, release
 from lowtide.engine._clock import clock, enter_at
 from lowtide.engine._frame import Frame
 from lowtide.engine._guards._ambient import surroundings, take_ambient
@@ -15,15 +16,16 @@ from lowtide.engine._guards._modules import copy_of
 from lowtide.engine._guards._random import NO_DEVICES, ONLY_CPU, memory_of_cpu, moved, put_random, take_cpu, take_random
 from lowtide.engine._observers import OBSERVERS
 from lowtide.engine._parts import Held
-from lowtide.engine._replay import KeepAll, unpack_in_replay
+from lowtide.engine._replay import SECONDS, KeepAll, fail, replay_all, unpack_in_replay
 from lowtide.engine._short import STOPPED, give_others
 from lowtide.engine._steady import NEWS, TENSOR, SteadyCall, learn_rebound
 from lowtide.engine._thread import StopReplay, state
-from lowtide.engine._unpack import unpack
+from lowtide.engine._unpack import THREAD, unpack
 
 if native is not None:
     native.configure_short(
         {
+            "DUAL_LEVEL": private.DUAL_LEVEL,
             "Frame": Frame,
             "Held": Held,
             "KeepAll": KeepAll,
@@ -41,7 +43,9 @@ if native is not None:
             "clock": clock,
             "copy": copy_of,
             "enter_at": enter_at,
+            "functorch_active": private.functorch_active,
             "give_others": give_others,
+            "hooks_allowed": private.hooks_allowed,
             "is_grad_enabled": torch.is_grad_enabled,
             "is_write_to_leaf": private.is_write_to_leaf,
             "learn_rebound": learn_rebound,
@@ -60,5 +64,20 @@ if native is not None:
             "top_hooks": private.top_hooks,
             "unpack": unpack,
             "unpack_in_replay": unpack_in_replay,
+        }
+    )
+    native.configure_unpack(
+        {
+            "CLAIMED": CLAIMED,
+            "DUAL_LEVEL": private.DUAL_LEVEL,
+            "OBSERVERS": OBSERVERS,
+            "WAITING": WAITING,
+            "fail": fail,
+            "graph_task_id": private.graph_task_id,
+            "release": release,
+            "replay_all": replay_all,
+            "seconds": SECONDS,
+            "state": state,
+            "thread": THREAD,
         }
     )

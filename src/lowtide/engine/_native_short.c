@@ -12,80 +12,28 @@
     NAME(args) NAME(attention) NAME(calls) NAME(copied) NAME(depth) NAME(detach) NAME(differentiates) NAME(direct) NAME(draws) \
     NAME(early_stop) NAME(end) NAME(ended_at) NAME(enter_again) NAME(expected) NAME(fetch) NAME(finder) NAME(finds_the_same) NAME(first) \
     NAME(first_saved) NAME(fixed) NAME(give_up) NAME(grads) NAME(has_own) NAME(hashes) NAME(held) NAME(index) NAME(inputs) NAME(is_as) \
-    NAME(is_leaf) NAME(keep) NAME(kept) NAME(knows) NAME(leave) NAME(left) NAME(lend) NAME(listener) NAME(mark) NAME(note_object) \
+    NAME(is_leaf) NAME(keep) NAME(kept) NAME(knows) NAME(leave) NAME(left) NAME(lend) NAME(level) NAME(listener) NAME(mark) NAME(note_object) \
     NAME(note_sites) NAME(now) NAME(objects) NAME(options) NAME(others) NAME(outside) NAME(pack_hook) NAME(place) NAME(places) NAME(plain) \
     NAME(profile) NAME(python_state) NAME(random) NAME(random_end) NAME(reach) NAME(region) NAME(requires_grad) NAME(requires_grad_) \
     NAME(run_in_python) NAME(running) NAME(script) NAME(since) NAME(sites) NAME(slots) NAME(steady) NAME(take_again) NAME(take_outside) \
     NAME(target) NAME(torch_random) NAME(trained) NAME(unpack_held) NAME(version) NAME(watch) NAME(watches) NAME(written) \
     NAME(calls_the_same) NAME(replay_in_python) NAME(arguments) NAME(drop_values) NAME(__dict__) NAME(_version)
-#define DECLARE_NAME(name) static PyObject *n_##name;
 NAMES(DECLARE_NAME)
 
 /* What `configure_short` is given, by name. */
 #define PARTS(PART) \
-    PART(Frame) PART(Held) PART(KeepAll) PART(NEWS) PART(NO_DEVICES) PART(OBSERVERS) PART(ONLY_CPU) PART(RANDOM_MEMORY) PART(STOPPED) \
-    PART(SteadyCall) PART(StopReplay) PART(TENSOR) PART(Tensor) PART(active_count) PART(clock) PART(copy) PART(enter_at) PART(give_others) \
+    PART(DUAL_LEVEL) PART(Frame) PART(Held) PART(KeepAll) PART(NEWS) PART(NO_DEVICES) PART(OBSERVERS) PART(ONLY_CPU) PART(RANDOM_MEMORY) PART(STOPPED) \
+    PART(SteadyCall) PART(StopReplay) PART(TENSOR) PART(Tensor) PART(active_count) PART(clock) PART(copy) PART(enter_at) PART(functorch_active) PART(give_others) \
+    PART(hooks_allowed) \
     PART(is_grad_enabled) PART(is_write_to_leaf) PART(learn_rebound) PART(moved) PART(next_sequence_number) PART(pop_hooks) \
     PART(profiler_active) PART(push_hooks) PART(put_random) PART(set_grad_enabled) PART(state) PART(surroundings) PART(take_ambient) \
     PART(take_cpu) PART(take_random) PART(top_hooks) PART(unpack) PART(unpack_in_replay)
-#define DECLARE_PART(part) static PyObject *the_##part;
 PARTS(DECLARE_PART)
 
 static PyObject *no_arguments, *nothing; /* an empty tuple and an empty list */
 static const char *random_memory; /* of the CPU generator; NULL if it is to be read in another way */
 static Py_ssize_t random_size;
 
-#define GET(object, name) PyObject_GetAttr(object, n_##name)
-#define SET(object, name, value) PyObject_SetAttr(object, n_##name, value)
-#define CALL(part) PyObject_CallNoArgs(the_##part)
-#define CALL_ONE(part, argument) PyObject_CallOneArg(the_##part, argument)
-
-/* Set an attribute to something that this takes over; below zero with an error, also if there is nothing. */
-static int give(PyObject *object, PyObject *name, PyObject *value) {
-    if (value == NULL) return -1;
-    int failed = PyObject_SetAttr(object, name, value);
-    Py_DECREF(value);
-    return failed;
-}
-
-/* Whether something that this takes over is true; below zero with an error. */
-static int truth(PyObject *value) {
-    if (value == NULL) return -1;
-    int is = value == Py_True ? 1 : value == Py_False || value == Py_None ? 0 : PyObject_IsTrue(value);
-    Py_DECREF(value);
-    return is;
-}
-
-/* Whether it is this very object; it is taken over. */
-static int is_this(PyObject *value, PyObject *wanted) {
-    if (value == NULL) return -1;
-    Py_DECREF(value);
-    return value == wanted;
-}
-
-/* A number that this takes over; -1 with an error. */
-static Py_ssize_t number(PyObject *value) {
-    if (value == NULL) return -1;
-    Py_ssize_t is = PyLong_AsSsize_t(value);
-    Py_DECREF(value);
-    return is;
-}
-
-/* Done with a call of which only errors matter. */
-static int done(PyObject *result) {
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
-}
-
-/* An attribute that has to be a list. */
-static PyObject *list_of(PyObject *object, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(object, name);
-    if (value != NULL && !PyList_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "%U has to be a list", name);
-        Py_CLEAR(value);
-    }
-    return value;
-}
 
 /* An object of a class, without anything in it. */
 static PyObject *made(PyObject *class) { return ((PyTypeObject *)class)->tp_new((PyTypeObject *)class, no_arguments, NULL); }
@@ -165,12 +113,27 @@ static int are_known(Steady *steady, PyObject *args) {
     return 1;
 }
 
+/* Whether this thread is in no replay, and what autograd saves here can be dropped: hooks_work; below zero with an error. */
+static int may_drop(void) {
+    int may = truth(CALL(hooks_allowed));
+    if (may == 1 && (may = truth(CALL(functorch_active))) >= 0) may = !may;
+    if (may != 1) return may;
+    PyObject *mine = GET(the_state, __dict__);
+    if (mine == NULL) return -1;
+    PyObject *depth = PyDict_GetItemWithError(mine, n_depth), *level = PyDict_GetItemWithError(mine, n_level);
+    PyObject *now = PyDict_GetItemWithError(PyTuple_GET_ITEM(the_DUAL_LEVEL, 0), PyTuple_GET_ITEM(the_DUAL_LEVEL, 1));
+    may = depth != NULL && level != NULL && now != NULL && PyLong_AsLong(depth) == 0 && PyLong_AsLong(now) <= PyLong_AsLong(level);
+    Py_DECREF(mine);
+    return PyErr_Occurred() ? -1 : may;
+}
+
 /* Whether this call may go the short way as far as that can be told without looking into modules; below zero with an error. */
 static int goes_on(Steady *steady, PyObject *region, PyObject *target, PyObject *args) {
     Py_ssize_t left = number(GET(steady->profile, left));
     if (left == -1 && PyErr_Occurred()) return -1;
     if (left <= 0 || PyList_GET_SIZE(the_OBSERVERS)) return 0;
-    int same = is_this(GET(region, listener), Py_None);
+    int same = may_drop();
+    if (same == 1) same = is_this(GET(region, listener), Py_None);
     if (same == 1) same = is_this(GET(region, options), steady->options);
     if (same == 1) same = are_known(steady, args);
     if (same != 1) return same;
@@ -375,7 +338,7 @@ static PyObject *pack_of(Steady *steady, PyObject *region, PyObject *frame) {
              (plain = expected == Py_None ? Py_NewRef(nothing) : list_of(expected, n_plain)) != NULL &&
              (grads = expected == Py_None ? Py_NewRef(nothing) : list_of(expected, n_grads)) != NULL &&
              (free = GET(frame, _keep_free)) != NULL)
-        pack = new_packing(slots, plain, grads, PyList_GET_SIZE(slots), frame, region, free);
+        pack = new_packing(slots, plain, grads, PyList_GET_SIZE(slots), frame, region, free, 1);
     Py_XDECREF(slots);
     Py_XDECREF(expected);
     Py_XDECREF(plain);
@@ -837,18 +800,25 @@ end:
     return fine;
 }
 
-static PyObject *short_replay(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "replay(frame, wanted)");
-    PyObject *frame = arguments[0], *wanted = arguments[1], *calls = list_of(frame, n_calls), *script = NULL;
+int is_steady_type(PyObject *call) { return (PyObject *)Py_TYPE(call) == the_SteadyCall; }
+
+int replay_steady(PyObject *call, PyObject *frame, PyObject *wanted) {
+    PyObject *calls = list_of(frame, n_calls), *script = NULL;
     int one = calls == NULL ? -1 : the_NEWS != NULL && PyList_GET_SIZE(calls) == 1;
     Py_XDECREF(calls);
-    if (one == 1) one = is_this(GET(self, kept), Py_None);
-    if (one < 0) return NULL;
-    if (!one) return PyObject_CallMethodObjArgs(self, n_replay_in_python, frame, wanted, NULL);
-    if ((script = GET(self, script)) == NULL) return NULL;
-    int fine = is_known(self, frame, script);
-    if (fine == 1) fine = replay(self, frame, wanted, script);
+    if (one == 1) one = is_this(GET(call, kept), Py_None);
+    if (one < 0) return -1;
+    if (!one) return truth(PyObject_CallMethodObjArgs(call, n_replay_in_python, frame, wanted, NULL));
+    if ((script = GET(call, script)) == NULL) return -1;
+    int fine = is_known(call, frame, script);
+    if (fine == 1) fine = replay(call, frame, wanted, script);
     Py_DECREF(script);
+    return fine;
+}
+
+static PyObject *short_replay(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "replay(frame, wanted)");
+    int fine = replay_steady(self, arguments[0], arguments[1]);
     return fine < 0 ? NULL : PyBool_FromLong(fine);
 }
 
@@ -887,17 +857,9 @@ static PyTypeObject CallType = {
 
 /* Note the parts of lowtide and torch that all of this uses. */
 static PyObject *configure_short(PyObject *module, PyObject *parts) {
-    if (!PyDict_Check(parts)) return PyErr_Format(PyExc_TypeError, "it takes a dict");
-    struct { PyObject **part; const char *name; } all[] = {
-#define ENTRY(part) {&the_##part, #part},
-        PARTS(ENTRY)
-    };
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        PyObject *part = PyDict_GetItemString(parts, all[i].name);
-        if (part == NULL) return PyErr_Format(PyExc_KeyError, "%s", all[i].name);
-        Py_XSETREF(*all[i].part, Py_NewRef(part));
-    }
-    if (!PyList_Check(the_OBSERVERS) || !PyList_Check(the_ONLY_CPU)) return PyErr_Format(PyExc_TypeError, "observers are in a list");
+    struct part all[] = {PARTS(PART_ENTRY)};
+    if (note_parts(parts, all, sizeof(all) / sizeof(all[0]))) return NULL;
+    if (!PyList_Check(the_OBSERVERS) || !PyList_Check(the_ONLY_CPU) || !PyTuple_Check(the_DUAL_LEVEL)) return PyErr_Format(PyExc_TypeError, "observers are in a list");
     random_memory = NULL;
     if (the_RANDOM_MEMORY != Py_None) {
         unsigned long long address;
@@ -913,7 +875,6 @@ static PyMethodDef functions[] = {
 };
 
 int add_short(PyObject *module) {
-#define INTERN(name) if ((n_##name = PyUnicode_InternFromString(#name)) == NULL) return -1;
     NAMES(INTERN)
     if ((no_arguments = PyTuple_New(0)) == NULL || (nothing = PyList_New(0)) == NULL) return -1;
     if (PyType_Ready(&SteadyType) || PyType_Ready(&CallType) || PyModule_AddFunctions(module, functions)) return -1;

@@ -31,7 +31,7 @@ from lowtide.engine._options import Options
 from lowtide.engine._profile import Profile
 from lowtide.engine._replay import unpack_in_replay
 from lowtide.engine._steady import NEWS, is_settled, steady_of
-from lowtide.engine._thread import is_replaying, state
+from lowtide.engine._thread import hooks_work, is_replaying, state
 from lowtide.engine._transforms import transforms_allowed_in
 from lowtide.engine._tree import ATOMS
 from lowtide.engine._unpack import unpack
@@ -83,18 +83,17 @@ class Region:
         """
         if self._idle is not False and not kwargs and _needs_no_gradients(self._idle, args) and private.top_hooks() is None:
             return target(*args)  # a region around it was handed its inputs in forward, and has to be in the replay
-        if not hooks_work():
-            return self._run_plain(target, args, kwargs)
-        if state.depth:
-            if not state.keeps:
-                plain = not kwargs and not profile.copied and self.options.policy is None and _are_plain(args)
-                if plain and (fixed is not None or is_settled(target)):
-                    return _run_forgetting(target, args)
-                return self.run_in_replay(Frame(self), target, fixed, profile, args, kwargs)
-        elif profile.steady is not None and not kwargs:
+        if profile.steady is not None and not kwargs:
             result = profile.steady.run(self, target, args)
             if result is not NEWS:
                 return result
+        if not hooks_work():
+            return self._run_plain(target, args, kwargs)
+        if state.depth and not state.keeps:
+            plain = not kwargs and not profile.copied and self.options.policy is None and _are_plain(args)
+            if plain and (fixed is not None or is_settled(target)):
+                return _run_forgetting(target, args)
+            return self.run_in_replay(Frame(self), target, fixed, profile, args, kwargs)
         frame = Frame(self)
         result = self.enter(frame, target, fixed, profile, args, kwargs)
         if not frame.calls:
@@ -116,7 +115,7 @@ class Region:
         kwargs: dict[str, Any],
     ) -> Any:
         """Call the forward of a module, or a function, as the next member of a frame."""
-        if profile.steady is not None and not kwargs and not state.depth:
+        if profile.steady is not None and not kwargs:
             result = profile.steady.run(self, target, args, frame)
             if result is not NEWS:
                 return result
@@ -301,11 +300,6 @@ def _needs_no_gradients(watched: Watch | bool, args: tuple[Any, ...]) -> bool:
         return True
     assert isinstance(watched, Watch)
     return not any(tensor is not None and tensor.requires_grad for tensor in watched.tensors())
-
-
-def hooks_work() -> bool:
-    """Whether what autograd saves here can be dropped and made again: function transforms forbid it, and tangents would be gone by then."""
-    return private.hooks_allowed() and not private.functorch_active() and private.dual_level() <= state.level
 
 
 def _is_news(call: Call) -> bool:

@@ -12,14 +12,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.autograd.profiler import record_function
 
 from lowtide import _torch_private as private
 from lowtide.engine._observers import OBSERVERS, tell_replayed
-from lowtide.engine._slot import Slot, empty, gone
+from lowtide.engine._slot import Slot, gone
 from lowtide.engine._thread import Mismatch, StopReplay, state
 from lowtide.engine._trained import trained_as_in_forward
 from lowtide.engine._transforms import transforms_allowed_in
@@ -30,12 +30,12 @@ from lowtide.errors import InputChangedError
 if TYPE_CHECKING:
     from lowtide.engine._frame import Frame
 
-_seconds = [0.0]
+SECONDS = [0.0]
 
 
 def replay_seconds() -> float:
     """Seconds that this process has spent in replays, those inside a replay not counted twice."""
-    return _seconds[0]
+    return SECONDS[0]
 
 
 def replay(frame: Frame, wanted: Slot) -> None:
@@ -55,16 +55,9 @@ def replay(frame: Frame, wanted: Slot) -> None:
     mine["depth"], mine["level"] = depth + 1, private.dual_level()
     try:
         if not frame.calls[0].replay(frame, wanted):
-            _replay_all(frame, wanted)
+            replay_all(frame, wanted)
     except BaseException as error:
-        frame.drop_values()  # what it has made may be wrong already, and a later backward would take it for right
-        if isinstance(error, InputChangedError):
-            _learn_written(frame)
-        if not isinstance(error, Mismatch):
-            raise
-        from lowtide.engine._diagnosis import explain_mismatch
-
-        raise explain_mismatch(frame, error) from None
+        fail(frame, error)
     finally:
         mine["depth"], mine["level"] = depth, level
         spent = time.perf_counter() - started
@@ -72,19 +65,24 @@ def replay(frame: Frame, wanted: Slot) -> None:
         if OBSERVERS:
             tell_replayed(frame, spent)
         if depth == 0:
-            _seconds[0] += spent
+            SECONDS[0] += spent
             mine["joined"].clear()
 
 
-def _learn_written(frame: Frame) -> None:
-    """Something was modified since the forward: if it was the call itself that wrote to it, the next one shows that."""
-    for call in frame.calls:
-        call.profile.left = 0
-        for watch, taken in call.watches:
-            watch.learn_written(taken)
+def fail(frame: Frame, error: BaseException) -> NoReturn:
+    """Raise what a replay raises that ended in an error."""
+    frame.drop_values()  # what it has made may be wrong already, and a later backward would take it for right
+    for call in frame.calls if isinstance(error, InputChangedError) else ():
+        call.learn_written()
+    if not isinstance(error, Mismatch):
+        raise error
+    from lowtide.engine._diagnosis import explain_mismatch
+
+    raise explain_mismatch(frame, error) from None
 
 
-def _replay_all(frame: Frame, wanted: Slot) -> None:
+def replay_all(frame: Frame, wanted: Slot) -> None:
+    """Fill a slot, and what else autograd may ask for, in the way of any call."""
     missing = _missing(frame, wanted)
     try:
         with record_function("lowtide::replay") if private.profiler_active() else nullcontext(), trained_as_in_forward(frame.calls):
@@ -136,7 +134,7 @@ def _fill(frame: Frame, missing: list[Slot | None]) -> None:
         _run_once(frame, missing)
     except KeepAll:
         frame.calls[0].profile.differentiates = True
-        empty(missing)
+        frame.drop_values()
         _run_once(frame, missing)
     except InputChangedError as error:
         ended = [call for call in frame.calls if call.random_end is not None]
@@ -144,7 +142,7 @@ def _fill(frame: Frame, missing: list[Slot | None]) -> None:
             raise
         for call in ended:  # run to the end, to see that it drew as much, as it did: what was modified may be needed only there
             call.random_end = None
-        empty(missing)
+        frame.drop_values()
         _run_once(frame, missing)
 
 

@@ -13,7 +13,7 @@ A leaf that requires gradients is a parameter, not an activation: it is held as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,13 +78,6 @@ class Slot(_Fields):
         """Fill it."""
         self.value = tensor.detach()
         self.version = tensor._version
-
-
-def empty(slots: Iterable[Slot | None]) -> None:
-    """Have slots filled anew: a run that went astray may have filled them with what belongs to others."""
-    for slot in slots:
-        if slot is not None:
-            slot.value = None
 
 
 def check_unchanged(tensor: torch.Tensor, version: int, region: Region) -> None:

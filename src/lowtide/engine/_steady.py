@@ -41,7 +41,7 @@ from lowtide.engine._packing import Filling, last_wanted
 from lowtide.engine._parts import Held, Made
 from lowtide.engine._replay import KeepAll, unpack_in_replay
 from lowtide.engine._short import STOPPED, give_others, replay_members
-from lowtide.engine._thread import StopReplay, is_replaying, state
+from lowtide.engine._thread import StopReplay, hooks_work, is_replaying, state
 from lowtide.engine._trained import Trained, trained_in
 from lowtide.engine._tree import ATOMS, is_mutable, is_ordinary
 from lowtide.engine._unpack import unpack
@@ -242,9 +242,9 @@ class Steady(_Fields):
     def run_in_python(self, region: Region, target: Callable[..., Any], args: tuple[Any, ...], frame: Frame | None) -> Any:
         """As ``run``."""
         profile = self.profile
-        if profile.left <= 0 or OBSERVERS or region.listener is not None or region.options is not self.options:
+        if profile.left <= 0 or OBSERVERS or region.listener is not None or region.options is not self.options or state.depth:
             return NEWS
-        if not self._are_known(args) or not self.calls_the_same(target):
+        if not hooks_work() or not self._are_known(args) or not self.calls_the_same(target):
             return NEWS
         if self.course is not None and not self.course.goes_on():
             return NEWS

@@ -80,3 +80,8 @@ def in_replay(*, keeps: bool) -> Iterator[None]:
 def is_replaying() -> bool:
     """Whether a replay is under way; for lowtide itself. Regions whose own code asks may do other things then, and are told apart."""
     return state.depth > 0
+
+
+def hooks_work() -> bool:
+    """Whether what autograd saves here can be dropped and made again: function transforms forbid it, and tangents would be gone by then."""
+    return private.hooks_allowed() and not private.functorch_active() and private.dual_level() <= state.level

@@ -49,7 +49,7 @@ class _Thread(threading.local):
         self.recent = _Recent()
 
 
-_thread = _Thread()
+THREAD = _Thread()
 _MANY = 16
 """Tensors that a region drops, from which on it is worth a warning that this saves nothing."""
 _LOSS_NODES = 16
@@ -132,7 +132,7 @@ def _chain(slot: Slot) -> list[Slot]:
 
 
 def _note(frame: Frame, task: int) -> None:
-    recent = _thread.recent
+    recent = THREAD.recent
     if task != -1:
         if recent.task != task:
             _begin(recent, frame, task)
@@ -171,7 +171,7 @@ def _covers_all(frame: Frame) -> tuple[Profile, str] | None:
 
 
 def _finish() -> None:
-    recent = _thread.recent
+    recent = THREAD.recent
     if recent.whole is not None and len(recent.frames) == 1:
         tell_once(*recent.whole)
     frames, last = recent.frames, recent.last

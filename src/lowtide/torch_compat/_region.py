@@ -28,9 +28,9 @@ from lowtide.engine._learning import Before
 from lowtide.engine._observers import switch, tell_entered, tell_entering, tell_left, tell_replayed
 from lowtide.engine._options import Options
 from lowtide.engine._profile import profile_of
-from lowtide.engine._region import Region, hooks_work
+from lowtide.engine._region import Region
 from lowtide.engine._region import _is_news as is_news
-from lowtide.engine._thread import in_replay, is_replaying
+from lowtide.engine._thread import hooks_work, in_replay, is_replaying
 from lowtide.engine._transforms import transforms_allowed_in
 from lowtide.engine._unpack import unpack
 from lowtide.torch_compat import _messages, _settings
