@@ -122,7 +122,10 @@ class ListeningForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or torch_compiler.current() is not None:
-            return self._target()(*args, **kwargs)  # the compiler cannot look through the mode: members that are modules are regions there
+            # The compiler cannot look through the mode: members that are modules are regions there. Nor can torch 2.11's make a method.
+            module = self._module()
+            assert module is not None
+            return type(module).forward(module, *args, **kwargs) if self.before is None else self.before(*args, **kwargs)
         return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
