@@ -28,12 +28,16 @@ def test_a_capture_of_a_step_whose_regions_run_in_python_is_refused():
 def test_what_is_said_of_it(monkeypatch):
     region = lowtide.checkpoint(Block())
     steps(region, nn.Module(), (8, 8))
-    monkeypatch.setattr(_random, "_ONLY_CPU", [])
+    known = [*_random.ONLY_CPU]
+    _random.ONLY_CPU.clear()
     monkeypatch.setattr(_random, "_has_cuda", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(ReplayError, match=r"captured in a CUDA graph.*reduce-overhead"):
-        steps(region, nn.Module(), (8,))
+    try:
+        with pytest.raises(ReplayError, match=r"captured in a CUDA graph.*reduce-overhead"):
+            steps(region, nn.Module(), (8,))
+    finally:
+        _random.ONLY_CPU[:] = known
 
 
 @cuda

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
-_API = 9
+_API = 10
 """Of the compiled code that goes with this release: what was compiled for another is not used."""
 
 

@@ -6,7 +6,7 @@
 
 #include "_native.h"
 
-#define API 9 /* `_acceleration.py` takes no other */
+#define API 10 /* `_acceleration.py` takes no other */
 
 PyObject *name_version;
 static PyObject *name_dtype, *name_shape, *name_requires_grad, *name_is_leaf, *name_base, *name_strange, *name_around, *name_inputs, *name_held,

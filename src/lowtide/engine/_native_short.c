@@ -17,17 +17,17 @@
     NAME(profile) NAME(python_state) NAME(random) NAME(random_end) NAME(reach) NAME(region) NAME(requires_grad) NAME(requires_grad_) \
     NAME(run_in_python) NAME(running) NAME(script) NAME(since) NAME(sites) NAME(slots) NAME(steady) NAME(take_again) NAME(take_outside) \
     NAME(target) NAME(torch_random) NAME(trained) NAME(unpack_held) NAME(version) NAME(watch) NAME(watches) NAME(written) \
-    NAME(calls_the_same) NAME(replay_in_python) NAME(arguments) NAME(drop_values) NAME(__dict__) NAME(_version)
+    NAME(calls_the_same) NAME(replay_in_python) NAME(arguments) NAME(drop_values) NAME(__dict__) NAME(_version) NAME(active_count)
 NAMES(DECLARE_NAME)
 
 /* What `configure_short` is given, by name. */
 #define PARTS(PART) \
     PART(DUAL_LEVEL) PART(Frame) PART(Held) PART(KeepAll) PART(NEWS) PART(NO_DEVICES) PART(OBSERVERS) PART(ONLY_CPU) PART(RANDOM_MEMORY) PART(STOPPED) \
-    PART(SteadyCall) PART(StopReplay) PART(TENSOR) PART(Tensor) PART(active_count) PART(clock) PART(copy) PART(enter_at) PART(functorch_active) PART(give_others) \
+    PART(SteadyCall) PART(StopReplay) PART(TENSOR) PART(Tensor) PART(clock) PART(copy) PART(enter_at) PART(functorch_active) PART(give_others) \
     PART(hooks_allowed) \
     PART(is_grad_enabled) PART(is_write_to_leaf) PART(learn_rebound) PART(moved) PART(next_sequence_number) PART(pop_hooks) \
     PART(profiler_active) PART(push_hooks) PART(put_random) PART(set_grad_enabled) PART(state) PART(surroundings) PART(take_ambient) \
-    PART(take_cpu) PART(take_random) PART(top_hooks) PART(unpack) PART(unpack_in_replay)
+    PART(take_cpu) PART(take_random) PART(threading) PART(top_hooks) PART(unpack) PART(unpack_in_replay)
 PARTS(DECLARE_PART)
 
 static PyObject *no_arguments, *nothing; /* an empty tuple and an empty list */
@@ -397,7 +397,7 @@ static int note_draws(PyObject *call, int may_draw, int crowded) {
         Py_XDECREF(random);
         return has < 0 ? -1 : has ? 0 : SET(call, draws, Py_False) || PyObject_DelAttr(call, n_random) ? -1 : 0;
     }
-    Py_ssize_t threads = crowded ? 2 : number(CALL(active_count));
+    Py_ssize_t threads = crowded ? 2 : number(PyObject_CallMethodNoArgs(the_threading, n_active_count));
     if (threads == -1 && PyErr_Occurred()) return -1;
     return threads > 1 ? give(call, n_random_end, CALL(take_cpu)) : 0;
 }
@@ -461,7 +461,7 @@ static PyObject *run_in_frame(Steady *steady, PyObject *region, PyObject *frame,
          done(PyObject_CallMethodOneArg(call, n_note_object, target))))
         goto end;
     if (may_draw) {
-        Py_ssize_t threads = number(CALL(active_count));
+        Py_ssize_t threads = number(PyObject_CallMethodNoArgs(the_threading, n_active_count));
         if (threads == -1) goto end;
         crowded = threads > 1;
     }
