@@ -116,16 +116,16 @@ def test_one_that_has_no_memory_for_copies_leaves_buffers_and_random_state_alone
     loss = run(torch.randn(5, 4)).sum()
     buffers = [*first.buffers(), *second.buffers()]
     values, drawn, made = [buffer.clone() for buffer in buffers], torch.get_rng_state(), 0
-    copy_of = _modules.copy_of
+    writable_copy = _modules.writable_copy
 
     def running_out(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal made
         made += 1
         if made == failing:
             raise torch.OutOfMemoryError("there is no memory")
-        return copy_of(tensor)
+        return writable_copy(tensor)
 
-    monkeypatch.setattr(_modules, "copy_of", running_out)
+    monkeypatch.setattr(_modules, "writable_copy", running_out)
     with pytest.raises(torch.OutOfMemoryError, match="there is no memory"):
         loss.backward()
     assert all(now is then for now, then in zip([*first.buffers(), *second.buffers()], buffers, strict=True))

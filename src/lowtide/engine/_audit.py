@@ -29,6 +29,7 @@ from lowtide.engine._kept._learned import COLLECTIVES
 from lowtide.engine._kept._sites import Sites
 from lowtide.engine._learning import Before
 from lowtide.engine._meeting import Meeting
+from lowtide.engine._op_tensors import tensors_of_op
 from lowtide.engine._own import own_attribute
 from lowtide.engine._profile import Script
 from lowtide.engine._replay import tell_once
@@ -274,13 +275,13 @@ class _Watcher:
         """An op is about to run: which saved tensors belong to it, what it writes to, whether it draws at random."""
         self._last = str(func)
         self._count += 1
-        given = self._given = {private.storage_key(tensor) for tensor in _tensors((args, list(kwargs.values())))}
+        given = self._given = {private.storage_key(tensor) for tensor in tensors_of_op((args, list(kwargs.values())))}
         self.read |= read_by(func, args, kwargs)
         for index, key in self._pending:
             if key in given:
                 self._script.ops[index] = self._last
         self._drawing = take_random() if torch.Tag.nondeterministic_seeded in func.tags else None
-        self._sizes = [tensor.numel() for tensor in _tensors((args, list(kwargs.values())))]
+        self._sizes = [tensor.numel() for tensor in tensors_of_op((args, list(kwargs.values())))]
         self.attention = self.attention or "attention" in self._last
         self._sends = func.namespace in COLLECTIVES
         if self._sends:
@@ -299,7 +300,7 @@ class _Watcher:
 
     def see_result(self, result: Any) -> None:
         """What the op made is the call's own: it may write to it. A view of what the op was given is not."""
-        tensors = _tensors(result)
+        tensors = tensors_of_op(result)
         made = {private.storage_key(tensor) for tensor in tensors} - self._given
         self._born.update(made)
         if self._sends:
@@ -334,12 +335,12 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     if schema.is_mutable:
         for index, argument in enumerate(schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
+                found += tensors_of_op(args[index] if index < len(args) else kwargs.get(argument.name))
     if "batch_norm" in schema.name and "backward" not in schema.name:
         named = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
-        found = found + _tensors(args[3:5]) if named.get("training", "_no_update" not in schema.name) else []
+        found = found + tensors_of_op(args[3:5]) if named.get("training", "_no_update" not in schema.name) else []
     if func.namespace == "c10d":
-        found += _tensors((args, list(kwargs.values())))
+        found += tensors_of_op((args, list(kwargs.values())))
     return found
 
 
@@ -353,17 +354,9 @@ def _filled(func: Any, args: Any, kwargs: Any) -> set[int]:
     for index, argument in enumerate(schema.arguments):
         alias = argument.alias_info
         if alias is not None and alias.is_write and not returned & alias.before_set:
-            values = _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
+            values = tensors_of_op(args[index] if index < len(args) else kwargs.get(argument.name))
             found.update(private.storage_key(tensor) for tensor in values if not tensor.requires_grad)
     return found
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
 
 
 def _owner_of(call: Call, target: Any) -> nn.Module | None:

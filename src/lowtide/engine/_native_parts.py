@@ -12,7 +12,7 @@ from lowtide.engine._claims import CLAIMED, WAITING, release
 from lowtide.engine._clock import clock, enter_at
 from lowtide.engine._frame import Frame
 from lowtide.engine._guards._ambient import surroundings, take_ambient
-from lowtide.engine._guards._modules import copy_of
+from lowtide.engine._guards._modules import writable_copy
 from lowtide.engine._guards._random import NO_DEVICES, ONLY_CPU, memory_of_cpu, moved, put_random, take_cpu, take_random
 from lowtide.engine._observers import OBSERVERS
 from lowtide.engine._parts import Held
@@ -40,7 +40,7 @@ if native is not None:
             "TENSOR": TENSOR,
             "Tensor": torch.Tensor,
             "clock": clock,
-            "copy": copy_of,
+            "copy": writable_copy,
             "enter_at": enter_at,
             "functorch_active": private.functorch_active,
             "give_others": give_others,

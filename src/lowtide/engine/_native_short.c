@@ -10,13 +10,13 @@
 #define NAMES(NAME) \
     NAME(_alike) NAME(_around) NAME(_buffer_count) NAME(_keep_free) NAME(_pack_around) NAME(_settled) NAME(_strange) NAME(ambient) \
     NAME(args) NAME(attention) NAME(calls) NAME(copied) NAME(depth) NAME(detach) NAME(differentiates) NAME(direct) NAME(draws) \
-    NAME(early_stop) NAME(end) NAME(ended_at) NAME(enter_again) NAME(expected) NAME(fetch) NAME(finder) NAME(finds_the_same) NAME(first) \
-    NAME(first_saved) NAME(fixed) NAME(give_up) NAME(grads) NAME(has_own) NAME(hashes) NAME(held) NAME(index) NAME(inputs) NAME(is_as) \
+    NAME(early_stop) NAME(end) NAME(ended_at) NAME(enter_again) NAME(expected) NAME(finder) NAME(finds_the_same) NAME(first) \
+    NAME(first_saved) NAME(fixed) NAME(give_up) NAME(grads) NAME(hashes) NAME(held) NAME(index) NAME(inputs) NAME(is_as) \
     NAME(is_leaf) NAME(keep) NAME(kept) NAME(knows) NAME(leave) NAME(left) NAME(lend) NAME(level) NAME(listener) NAME(mark) NAME(note_object) \
     NAME(note_sites) NAME(now) NAME(objects) NAME(options) NAME(others) NAME(outside) NAME(pack_hook) NAME(place) NAME(places) NAME(plain) \
     NAME(profile) NAME(python_state) NAME(random) NAME(random_end) NAME(reach) NAME(region) NAME(requires_grad) NAME(requires_grad_) \
     NAME(run_in_python) NAME(running) NAME(script) NAME(since) NAME(sites) NAME(slots) NAME(steady) NAME(take_again) NAME(take_outside) \
-    NAME(target) NAME(torch_random) NAME(trained) NAME(unpack_held) NAME(version) NAME(watch) NAME(watches) NAME(written) \
+    NAME(target) NAME(torch_random) NAME(trained) NAME(version) NAME(watch) NAME(watches) NAME(written) \
     NAME(calls_the_same) NAME(replay_in_python) NAME(arguments) NAME(drop_values) NAME(__dict__) NAME(_version) NAME(active_count)
 NAMES(DECLARE_NAME)
 
@@ -349,12 +349,10 @@ static PyObject *pack_of(Steady *steady, PyObject *region, PyObject *frame) {
     return pack;
 }
 
-/* What has to be put back at the end: the time at which the outermost region was entered. NULL if it is not counted, or with an error. */
-static PyObject *since_before(PyObject *since) {
-    int counted = truth(GET(the_clock, now));
-    if (counted <= 0) return NULL;
+/* Set the time at which the outermost region was entered, if times count; what was there, NULL if they do not, or with an error. */
+static PyObject *enter_since(PyObject *since) {
     PyObject *before = GET(the_state, since);
-    if (before != NULL && (since == NULL || SET(the_state, since, since))) Py_CLEAR(before);
+    if (before != NULL && SET(the_state, since, since)) Py_CLEAR(before);
     return before;
 }
 
@@ -371,18 +369,15 @@ static PyObject *run_packing(PyObject *frame, PyObject *target, PyObject *args, 
     if (counted < 0) return NULL;
     PyObject *since = counted ? CALL_ONE(enter_at, frame) : NULL;
     if (counted && since == NULL) return NULL;
-    PyObject *before = since_before(since);
+    PyObject *before = counted ? enter_since(since) : NULL;
     Py_XDECREF(since);
-    if (before == NULL && PyErr_Occurred()) return NULL;
+    if (counted && before == NULL) return NULL;
     PyObject *hooks[] = {pack, the_unpack};
-    if (done(PyObject_Vectorcall(the_push_hooks, hooks, 2, NULL))) {
-        put_back_since(before);
-        return NULL;
-    }
-    PyObject *result = PyObject_Call(target, args, NULL), *type, *value, *trace;
+    int pushed = !done(PyObject_Vectorcall(the_push_hooks, hooks, 2, NULL)), failed = 0;
+    PyObject *result = pushed ? PyObject_Call(target, args, NULL) : NULL, *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    int failed = type != NULL && done(PyObject_CallMethodNoArgs(frame, n_give_up));
-    failed = done(CALL(pop_hooks)) || failed;
+    if (type != NULL && done(PyObject_CallMethodNoArgs(frame, n_give_up))) failed = 1;
+    if (pushed && done(CALL(pop_hooks))) failed = 1;
     failed = put_back_since(before) || failed;
     if (failed) Py_CLEAR(result);
     if (type != NULL) PyErr_Restore(type, value, trace);
@@ -704,9 +699,8 @@ static PyObject *call_in_context(PyObject *call, PyObject *target, PyObject *arg
 /* SteadyCall.run_again: what it did to the thread is undone whatever comes of it. */
 static PyObject *run_again(PyObject *call, PyObject *target, PyObject *args, PyObject *pack, PyObject *since) {
     PyObject *random = NULL, *then = NULL, *lent = NULL, *before = NULL, *result = NULL;
-    int failed = 0, pushed = 0, grad = -1, draws = truth(GET(call, draws));
-    before = draws < 0 ? NULL : since_before(since);
-    if (PyErr_Occurred() || (grad = truth(CALL(is_grad_enabled))) < 0) goto end;
+    int failed = 0, pushed = 0, grad = -1, draws = truth(GET(call, draws)), counted = draws < 0 ? -1 : truth(GET(the_clock, now));
+    if (counted < 0 || (counted && (before = enter_since(since)) == NULL) || (grad = truth(CALL(is_grad_enabled))) < 0) goto end;
     if (draws && ((random = random_now()) == NULL || (then = GET(call, random)) == NULL || done(CALL_ONE(put_random, then)))) goto end;
     if ((lent = PyList_New(0)) == NULL || lend_all(call, lent) || done(CALL_ONE(set_grad_enabled, Py_True))) goto end;
     PyObject *hooks[] = {pack, the_unpack_in_replay};

@@ -9,7 +9,7 @@
 
 #define NAMES(NAME) \
     NAME(_around) NAME(__dict__) NAME(broken) NAME(calls) NAME(depth) NAME(frames) NAME(joined) NAME(last) NAME(level) NAME(listener) \
-    NAME(recent) NAME(region) NAME(replay_s) NAME(slots) NAME(split) NAME(task) NAME(clear)
+    NAME(recent) NAME(region) NAME(replay_s) NAME(slots) NAME(split) NAME(task)
 NAMES(DECLARE_NAME)
 
 #define PARTS(PART) \

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lowtide.engine._kept._sites import is_view
-from lowtide.engine._tree import tensors_in
+from lowtide.engine._op_tensors import tensors_of_op
 
 
 class Touched:
@@ -32,7 +32,7 @@ class Touched:
         named = {argument.name: value for argument, value in zip(schema, args, strict=False)} | kwargs
         shown = None
         for name, value in named.items():
-            for tensor in [value] if isinstance(value, torch.Tensor) else _tensors(value):
+            for tensor in tensors_of_op(value):
                 root = self._roots.get(id(tensor)) if id(tensor) in self._made else tensor
                 if root is None:
                     continue
@@ -45,7 +45,7 @@ class Touched:
 
     def after(self, result: Any, shown: torch.Tensor | None) -> None:
         """It has run."""
-        for tensor in _tensors(result):
+        for tensor in tensors_of_op(result):
             if id(tensor) not in self._versions and id(tensor) not in self._made:
                 self._made[id(tensor)] = tensor
                 self._roots[id(tensor)] = shown
@@ -56,7 +56,3 @@ class Touched:
             if key in self._read and tensor._version != version:
                 return tensor
         return None
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return tensors_in(value) if isinstance(value, (torch.Tensor, list, tuple)) else []

@@ -70,7 +70,7 @@ def is_in_force(wanted: Ambient) -> bool:
 
 
 surroundings: Any = None
-"""Tells what of this a thread is in, as ``take_ambient`` does; ``None`` where it tells more, or nothing is compiled."""
+"""The compiled form of ``is_in_force`` and of what ``take_ambient`` tells most often; ``None`` where nothing is compiled."""
 if native is not None:
     _getters = (
         *(torch_compiler.current, private.any_autocast, private.function_mode_count, private.dispatch_mode_count),

@@ -144,7 +144,7 @@ class Watch:
         except RuntimeError:
             versions = [*map(version_of, tensors)]
         for index in self.written:
-            tensors[index], versions[index] = copy_of(tensors[index]), 0
+            tensors[index], versions[index] = writable_copy(tensors[index]), 0
         settings = self._settings() if self._dicts else _NOTHING
         loose = self._take_loose() if self._loose else _NOTHING
         return tensors, versions, [*map(_training_of, self._moody)], settings, self._structure.hooks(), loose
@@ -190,7 +190,7 @@ class Watch:
                 if index in unread:
                     taken[1][index] = UNREAD
                 else:
-                    taken[0][index], taken[1][index] = copy_of(taken[0][index]), 0
+                    taken[0][index], taken[1][index] = writable_copy(taken[0][index]), 0
         return taken
 
     def _settle(self, trainings: list[bool]) -> Taken | None:
@@ -243,7 +243,7 @@ class Watch:
         """Have copies of what calls write to in place, as it was at another moment; returns what was there, to be put back."""
         places = [self._places[index] for index in self.written]
         lent = [(table, name, table[name]) for table, name in places]
-        copies = [copy_of(then[0][index]) for index in self.written]  # first of all: memory may run out
+        copies = [writable_copy(then[0][index]) for index in self.written]  # first of all: memory may run out
         for (table, name), copy in zip(places, copies, strict=True):
             table[name] = copy
         return lent
@@ -296,7 +296,7 @@ class Watch:
                 f"a replay needs the parameters and buffers that the forward had: it had {len(wanted)}, now there are {len(self._places)}; "
                 "do not add or remove any between forward and backward"
             )
-        copies = {index: copy_of(wanted[index]) for index in copied}  # first of all: memory may run out
+        copies = {index: writable_copy(wanted[index]) for index in copied}  # first of all: memory may run out
         for index, (table, name) in enumerate(self._places):
             tensor = copies.get(index, wanted[index])
             if table[name] is not tensor:
@@ -358,7 +358,7 @@ def _single(name: str) -> Callable[[dict[str, Any]], tuple[Any]]:
     return lambda own: (own[name],)
 
 
-def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+def writable_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A parameter or buffer as it is now, for a call to write to."""
     return tensor.detach().clone().requires_grad_() if tensor.requires_grad else tensor.clone()
 

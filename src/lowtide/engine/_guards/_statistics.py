@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from lowtide import _torch_private as private
+from lowtide.engine._op_tensors import tensors_of_op
 
 Table = dict[Any, Any]
 
@@ -100,10 +101,4 @@ def read_by(func: Any, args: Any, kwargs: Any) -> set[int]:
             updated = frozenset({"running_mean", "running_var"})
     elif schema.name == "aten::add_":
         updated = frozenset({"self"})
-    return {private.storage_key(tensor) for name, value in named if name not in updated for tensor in _tensors(value)}
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (list, tuple)) else []
+    return {private.storage_key(tensor) for name, value in named if name not in updated for tensor in tensors_of_op(value)}
