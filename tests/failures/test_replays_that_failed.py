@@ -10,6 +10,7 @@ from torch import nn
 
 import lowtide
 from lowtide.engine._guards import _modules
+from lowtide.engine._profile import profile_of
 
 
 class _File:
@@ -30,35 +31,48 @@ def hidden(tmp_path):
     return _File(tmp_path / "factor")
 
 
-def _region(hidden: _File, how: str) -> Any:
-    path = str(hidden.path)
+class _Hiding(nn.Module):
+    """Reads a file; its calls go the short way once they repeat."""
 
-    def body(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with open(path) as file:
+    def __init__(self, hidden: _File, how: str) -> None:
+        super().__init__()
+        self.path, self.how = str(hidden.path), how
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with open(self.path) as file:
             factor = float(file.read())
         first = (x * factor).sin()
         second = first.exp().cos()
-        if factor > 1 and how == "another way":
+        if factor > 1 and self.how == "another way":
             second = second.view(-1, 1).exp().sum(1)
-        if factor > 1 and how == "error":
+        if factor > 1 and self.how == "error":
             raise ValueError("from inside")
-        if factor > 1 and how == "interrupt":
+        if factor > 1 and self.how == "interrupt":
             raise KeyboardInterrupt
         return first.tanh(), second.exp().exp()
+
+
+def _function(module: nn.Module) -> Any:
+    """The same as a function with a variable of its own: its calls go the long way."""
+
+    def body(x: torch.Tensor) -> Any:
+        return module(x)
 
     return body
 
 
 @pytest.mark.parametrize("how", ["another way", "error", "interrupt"])
 @pytest.mark.parametrize("calls_before", [0, 3])
-def test_what_it_made_is_made_again(hidden, how, calls_before):
-    body = _region(hidden, how)
-    run = lowtide.checkpoint(body)
+@pytest.mark.parametrize("short", [True, False])
+def test_what_it_made_is_made_again(hidden, how, calls_before, short):
+    body = _Hiding(hidden, how)
+    run = lowtide.checkpoint(body if short else _function(body))
     hidden.write(0.5)
     for _ in range(calls_before):
         sum(out.sum() for out in run(torch.randn(6, requires_grad=True))).backward()
     x = torch.randn(6, requires_grad=True)
     first, second = run(x)
+    assert (profile_of(body).steady is not None) is short
     expected = torch.autograd.grad(body(x)[0].sum(), x)[0]
     hidden.write(2.0)
     error = {"another way": lowtide.ReplayMismatchError, "error": ValueError, "interrupt": KeyboardInterrupt}[how]
@@ -69,7 +83,7 @@ def test_what_it_made_is_made_again(hidden, how, calls_before):
 
 
 def test_one_that_stands_in_another_region(hidden):
-    body = _region(hidden, "another way")
+    body = _Hiding(hidden, "another way")
 
     def around(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = inner(x * 2)
