@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
-_API = 10
+_API = 11
 """Of the compiled code that goes with this release: what was compiled for another is not used."""
 
 

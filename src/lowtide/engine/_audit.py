@@ -34,7 +34,7 @@ from lowtide.engine._own import own_attribute
 from lowtide.engine._profile import Script
 from lowtide.engine._replay import tell_once
 from lowtide.engine._slot import gone
-from lowtide.engine._sources import calling_frame, is_importing, is_library, user_line
+from lowtide.engine._sources import calling_frame, is_importing, is_library, site_of, user_line
 from lowtide.engine._state import has_state
 from lowtide.engine._tower import is_blind, tower
 from lowtide.engine._transforms import transforms_allowed, transforms_met
@@ -259,8 +259,7 @@ class _Watcher:
                 if self._sent and private.storage_key(tensor) in self._sent:
                     self.sent.add(len(script.ops))
                 script.ops.append(self._last)
-                caller = calling_frame(sys._getframe(1))
-                frame.sites.append(id(caller.f_code) + caller.f_lasti)
+                frame.sites.append(site_of(calling_frame(sys._getframe(1))))
                 script.grads.append(tensor.requires_grad)
                 script.strides.append(meta_of(tensor)[2])
                 script.positions.append(self._count)

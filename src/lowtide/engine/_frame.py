@@ -16,6 +16,7 @@ from lowtide.engine._guards._modules import version_of
 from lowtide.engine._packing import drop_values, packing
 from lowtide.engine._parts import Held, Made, Place
 from lowtide.engine._slot import Slot
+from lowtide.engine._sources import site_of
 from lowtide.engine._thread import is_replaying
 from lowtide.engine._trained import trained_in
 from lowtide.engine._tree import tensors_in
@@ -325,8 +326,7 @@ class Frame:
         add, caller = self.sites.append, sys._getframe
 
         def note_and_pack(tensor: torch.Tensor) -> Any:
-            frame = caller(1)
-            add(id(frame.f_code) + frame.f_lasti)
+            add(site_of(caller(1)))
             return pack(tensor)
 
         return note_and_pack

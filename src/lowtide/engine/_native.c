@@ -6,7 +6,7 @@
 
 #include "_native.h"
 
-#define API 10 /* `_acceleration.py` takes no other */
+#define API 11 /* `_acceleration.py` takes no other */
 
 PyObject *name_version;
 static PyObject *name_dtype, *name_shape, *name_requires_grad, *name_is_leaf, *name_base, *name_strange, *name_around, *name_inputs, *name_held,
@@ -24,8 +24,7 @@ int version_of(PyObject *tensor, long long *version) {
     return *version == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* What a weak reference refers to, as a new reference; NULL without an error if it is gone. */
-static PyObject *strengthened(PyObject *ref) {
+PyObject *strengthened(PyObject *ref) {
 #if PY_VERSION_HEX >= 0x030D0000
     PyObject *object;
     return PyWeakref_GetRef(ref, &object) > 0 ? object : NULL;
@@ -138,12 +137,27 @@ static Slot *slot_at(PyObject *slots, Py_ssize_t place) {
     return (Slot *)object;
 }
 
+int is_gone_slot(PyObject *object, Py_ssize_t *index, PyObject **frame) {
+    if (Py_TYPE(object) != slot_class) return 0;
+    Slot *slot = (Slot *)object;
+    if (is_full(slot)) return 0;
+    if (slot->ref != gone) {
+        PyObject *alive = slot->ref != NULL && PyWeakref_Check(slot->ref) ? strengthened(slot->ref) : NULL;
+        Py_XDECREF(alive);
+        if (alive != NULL || slot->ref == NULL) return -1;
+    }
+    if (slot->frame == NULL) return -1;
+    *index = slot->index;
+    *frame = slot->frame;
+    return 1;
+}
+
 /* ---- Packing, see _packing.py ---- */
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
-    PyObject *slots, *plain, *grads, *frame, *region, *keep_free;
+    PyObject *slots, *plain, *grads, *frame, *region, *keep_free, *sites; /* the last is NULL where they are not noted */
     Py_ssize_t first;
     char usual; /* keep_free is Frame._keep_free of the frame */
 } Packing;
@@ -156,6 +170,7 @@ static int packing_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(packing->frame);
     Py_VISIT(packing->region);
     Py_VISIT(packing->keep_free);
+    Py_VISIT(packing->sites);
     return 0;
 }
 
@@ -167,6 +182,7 @@ static int packing_clear(PyObject *self) {
     Py_CLEAR(packing->frame);
     Py_CLEAR(packing->region);
     Py_CLEAR(packing->keep_free);
+    Py_CLEAR(packing->sites);
     return 0;
 }
 
@@ -236,13 +252,27 @@ static PyObject *held_as_it_is(Packing *packing, PyObject *tensor) {
     return held;
 }
 
-static PyObject *packing_call(PyObject *self, PyObject *const *arguments, size_t count, PyObject *keywords) {
-    Packing *packing = (Packing *)self;
-    if (PyVectorcall_NARGS(count) != 1 || keywords != NULL) {
-        PyErr_SetString(PyExc_TypeError, "a pack hook takes one tensor");
-        return NULL;
-    }
-    PyObject *tensor = arguments[0];
+/* As site_of in _frame.py says it of the code that runs. */
+static PyObject *site_now(void) {
+    PyFrameObject *frame = PyEval_GetFrame();
+    if (frame == NULL) return PyLong_FromLong(0);
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    PyObject *number = PyLong_FromVoidPtr(code), *offset = PyLong_FromLong(PyFrame_GetLasti(frame)), *site = NULL;
+    if (number != NULL && offset != NULL) site = PyNumber_Add(number, offset);
+    Py_DECREF(code);
+    Py_XDECREF(number);
+    Py_XDECREF(offset);
+    return site;
+}
+
+/* Add a site, which this takes over, to those of a hook that notes them; below zero with an error. */
+static int note_site(Packing *packing, PyObject *site) {
+    int failed = site == NULL || PyList_Append(packing->sites, site);
+    Py_XDECREF(site);
+    return failed ? -1 : 0;
+}
+
+static PyObject *pack(Packing *packing, PyObject *tensor) {
     Py_ssize_t index = PyList_GET_SIZE(packing->slots), place = index - packing->first;
     long kind = 0;
     if (place < PyList_GET_SIZE(packing->plain)) {
@@ -273,13 +303,29 @@ static PyObject *packing_call(PyObject *self, PyObject *const *arguments, size_t
     return (PyObject *)slot;
 }
 
+static PyObject *packing_call(PyObject *self, PyObject *const *arguments, size_t count, PyObject *keywords) {
+    Packing *packing = (Packing *)self;
+    if (PyVectorcall_NARGS(count) != 1 || keywords != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a pack hook takes one tensor");
+        return NULL;
+    }
+    if (packing->sites != NULL && note_site(packing, site_now())) return NULL;
+    return pack(packing, arguments[0]);
+}
+
+PyObject *pack_for_region_inside(PyObject *self, PyObject *tensor) {
+    Packing *packing = (Packing *)self;
+    if (packing->sites != NULL && note_site(packing, PyLong_FromLong(SITE_OF_REGION))) return NULL;
+    return pack(packing, tensor);
+}
+
 static PyObject *packing_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
     PyObject *slots, *plain, *grads, *frame, *region, *keep_free;
     Py_ssize_t first;
     if (!PyArg_ParseTuple(arguments, "O!O!O!nOOO", &PyList_Type, &slots, &PyList_Type, &plain, &PyList_Type, &grads, &first, &frame,
                           &region, &keep_free))
         return NULL;
-    return new_packing(slots, plain, grads, first, frame, region, keep_free, 0);
+    return new_packing(slots, plain, grads, first, frame, region, keep_free, 0, NULL);
 }
 
 static PyMemberDef packing_members[] = {
@@ -303,7 +349,7 @@ static PyTypeObject PackingType = {
 };
 
 PyObject *new_packing(PyObject *slots, PyObject *plain, PyObject *grads, Py_ssize_t first, PyObject *frame, PyObject *region, PyObject *keep_free,
-                      int usual) {
+                      int usual, PyObject *sites) {
     if (slot_class == NULL) {
         PyErr_SetString(PyExc_TypeError, "configure() has to be called first");
         return NULL;
@@ -317,6 +363,7 @@ PyObject *new_packing(PyObject *slots, PyObject *plain, PyObject *grads, Py_ssiz
     packing->frame = Py_NewRef(frame);
     packing->region = Py_NewRef(region);
     packing->keep_free = Py_NewRef(keep_free);
+    packing->sites = Py_XNewRef(sites);
     packing->first = first;
     packing->usual = (char)usual;
     return (PyObject *)packing;
@@ -491,7 +538,7 @@ static PyObject *drop_values(PyObject *module, PyObject *arguments) {
 
 /* ---- unpack, see _unpack.py ---- */
 
-static PyObject *unpack(PyObject *module, PyObject *packed) {
+PyObject *unpack_held(PyObject *packed) {
     PyObject *tensor = NULL;
     long long now, then = 0;
     Slot *slot = NULL;
@@ -519,6 +566,11 @@ static PyObject *unpack(PyObject *module, PyObject *packed) {
     }
     return PyObject_CallOneArg(unpack_otherwise, packed);
 }
+
+static PyObject *unpack(PyObject *module, PyObject *packed) { return unpack_held(packed); }
+
+/* The pack hook under which nothing is saved, see _region.py. */
+static PyObject *forget(PyObject *module, PyObject *tensor) { Py_RETURN_NONE; }
 
 /* ---- tables of modules, see _guards/_reading.py ---- */
 
@@ -628,6 +680,7 @@ static PyObject *configure(PyObject *module, PyObject *arguments) {
 static PyMethodDef functions[] = {
     {"are_versions", (PyCFunction)(void (*)(void))are_versions, METH_FASTCALL, NULL},
     {"drop_values", drop_values, METH_VARARGS, NULL},
+    {"forget", forget, METH_O, NULL},
     {"last_wanted", last_wanted, METH_VARARGS, NULL},
     {"configure", configure, METH_VARARGS, NULL},
     {"same_values", (PyCFunction)(void (*)(void))same_values, METH_FASTCALL, NULL},
@@ -650,7 +703,7 @@ PyMODINIT_FUNC PyInit__native(void) {
     if (PyType_Ready(&SlotType) || PyType_Ready(&PackingType) || PyType_Ready(&FillingType)) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || PyModule_AddIntConstant(module, "API", API) || add_guards(module) || add_settled(module) || add_short(module) ||
-        add_unpack(module) ||
+        add_unpack(module) || add_outside(module) ||
         PyModule_AddObjectRef(module, "Slot", (PyObject *)&SlotType) ||
         PyModule_AddObjectRef(module, "Packing", (PyObject *)&PackingType) ||
         PyModule_AddObjectRef(module, "Filling", (PyObject *)&FillingType)) {

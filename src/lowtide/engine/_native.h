@@ -23,9 +23,13 @@ int version_of(PyObject *tensor, long long *version);
 /* How often each tensor in a list was written to, see _guards/_reading.py. */
 PyObject *versions_in(PyObject *tensors);
 
-/* The hooks, see _packing.py, `usual` if what is free is what Frame._keep_free says; whether it is one of a forward; how far one of a replay got; the last place before `end` that is wanted, below zero with an error. */
+/* Where a function saves the inputs of regions inside it, see Frame.site_of. */
+#define SITE_OF_REGION 1
+
+/* The hooks, see _packing.py, `usual` if what is free is what Frame._keep_free says, `sites` where it is noted from where in the code it is called, or NULL; what it makes of an input of a region inside; whether it is one of a forward; how far one of a replay got; the last place before `end` that is wanted, below zero with an error. */
 PyObject *new_packing(PyObject *slots, PyObject *plain, PyObject *grads, Py_ssize_t first, PyObject *frame, PyObject *region, PyObject *keep_free,
-                      int usual);
+                      int usual, PyObject *sites);
+PyObject *pack_for_region_inside(PyObject *packing, PyObject *tensor);
 int is_packing_type(PyObject *object);
 PyObject *new_filling(PyObject *slots, Py_ssize_t last, Py_ssize_t stop);
 Py_ssize_t filling_reached(PyObject *filling);
@@ -51,14 +55,34 @@ int replay_steady(PyObject *call, PyObject *frame, PyObject *wanted);
 /* Let go of what replays made, or of what backward has had of it; below zero with an error. */
 int drop_values_in(PyObject *slots, int given_only);
 
+/* Whether this is a slot without a value whose tensor is gone: 1, with its place and its frame; 0 if it is not; below zero if it takes more to tell. */
+int is_gone_slot(PyObject *object, Py_ssize_t *index, PyObject **frame);
+
+/* What a pack hook was given. */
+PyObject *unpack_held(PyObject *packed);
+
 /* Have a slot filled whose tensor is gone: 1, 0 if it takes the long way, below zero with an error. */
 int fill_slot(PyObject *slot, PyObject *frame);
+
+/* What a weak reference refers to, as a new reference; NULL without an error if it is gone. */
+PyObject *strengthened(PyObject *ref);
+
+/* What is in these places, if it leads to these modules and objects, which are referred to weakly; NULL if it takes more to tell. */
+PyObject *outside_again(PyObject *places, PyObject *modules, PyObject *objects);
+
+/* Whether what was taken from outside, or what was in objects, is surely still so; below zero with an error. */
+int outside_is_as(PyObject *taken);
+int objects_are_as(PyObject *objects);
+
+/* How many types of objects regions were seen to change. */
+Py_ssize_t mutable_types(void);
 
 /* Each adds what is in one file to the module; below zero with an error. */
 int add_guards(PyObject *module);
 int add_settled(PyObject *module);
 int add_short(PyObject *module);
 int add_unpack(PyObject *module);
+int add_outside(PyObject *module);
 
 /* Names of attributes that a file uses, and parts of lowtide and torch that it is given by name, each in a list of its own. */
 #define DECLARE_NAME(name) static PyObject *n_##name;

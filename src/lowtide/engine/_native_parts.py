@@ -1,10 +1,11 @@
-"""What ``_native_short.c`` and ``_native_unpack.c`` use of lowtide and torch: they are given it here, by name."""
+"""What ``_native_short.c``, ``_native_outside.c`` and ``_native_unpack.c`` use of lowtide and torch: they are given it here, by name."""
 
 from __future__ import annotations
 
 import threading
 
 import torch
+from torch import nn
 
 from lowtide import _torch_private as private
 from lowtide.engine._acceleration import native
@@ -13,13 +14,16 @@ from lowtide.engine._clock import clock, enter_at
 from lowtide.engine._frame import Frame
 from lowtide.engine._guards._ambient import surroundings, take_ambient
 from lowtide.engine._guards._modules import writable_copy
+from lowtide.engine._guards._outside import STAND_INS
 from lowtide.engine._guards._random import NO_DEVICES, ONLY_CPU, memory_of_cpu, moved, put_random, take_cpu, take_random
 from lowtide.engine._observers import OBSERVERS
-from lowtide.engine._parts import Held
+from lowtide.engine._packing import forget
+from lowtide.engine._parts import Box, Held
 from lowtide.engine._replay import SECONDS, KeepAll, fail, replay_all, unpack_in_replay
 from lowtide.engine._short import STOPPED, give_others
 from lowtide.engine._steady import NEWS, TENSOR, SteadyCall, learn_rebound
 from lowtide.engine._thread import StopReplay, state
+from lowtide.engine._tree import ATOMS, MUTABLE, empty_list
 from lowtide.engine._unpack import THREAD, unpack
 
 if native is not None:
@@ -42,6 +46,7 @@ if native is not None:
             "clock": clock,
             "copy": writable_copy,
             "enter_at": enter_at,
+            "forget": forget,
             "functorch_active": private.functorch_active,
             "give_others": give_others,
             "hooks_allowed": private.hooks_allowed,
@@ -64,6 +69,18 @@ if native is not None:
             "top_hooks": private.top_hooks,
             "unpack": unpack,
             "unpack_in_replay": unpack_in_replay,
+        }
+    )
+    native.configure_outside(
+        {
+            "ATOMS": ATOMS,
+            "Box": Box,
+            "MUTABLE": MUTABLE,
+            "Module": nn.Module,
+            "STAND_INS": STAND_INS,
+            "Tensor": torch.Tensor,
+            "extend_list": list.extend,
+            "make_list": empty_list,
         }
     )
     native.configure_unpack(

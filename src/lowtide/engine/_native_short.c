@@ -12,7 +12,7 @@
     NAME(args) NAME(attention) NAME(calls) NAME(copied) NAME(depth) NAME(detach) NAME(differentiates) NAME(direct) NAME(draws) \
     NAME(early_stop) NAME(end) NAME(ended_at) NAME(enter_again) NAME(expected) NAME(finder) NAME(finds_the_same) NAME(first) \
     NAME(first_saved) NAME(fixed) NAME(give_up) NAME(grads) NAME(hashes) NAME(held) NAME(index) NAME(inputs) NAME(is_as) \
-    NAME(is_leaf) NAME(keep) NAME(kept) NAME(knows) NAME(leave) NAME(left) NAME(lend) NAME(level) NAME(listener) NAME(mark) NAME(note_object) \
+    NAME(is_inference) NAME(is_leaf) NAME(keep) NAME(keeps) NAME(kept) NAME(knows) NAME(leave) NAME(left) NAME(lend) NAME(level) NAME(listener) NAME(mark) NAME(note_object) \
     NAME(note_sites) NAME(now) NAME(objects) NAME(options) NAME(others) NAME(outside) NAME(pack_hook) NAME(place) NAME(places) NAME(plain) \
     NAME(profile) NAME(python_state) NAME(random) NAME(random_end) NAME(reach) NAME(region) NAME(requires_grad) NAME(requires_grad_) \
     NAME(run_in_python) NAME(running) NAME(script) NAME(since) NAME(sites) NAME(slots) NAME(steady) NAME(take_again) NAME(take_outside) \
@@ -23,7 +23,7 @@ NAMES(DECLARE_NAME)
 /* What `configure_short` is given, by name. */
 #define PARTS(PART) \
     PART(DUAL_LEVEL) PART(Frame) PART(Held) PART(KeepAll) PART(NEWS) PART(NO_DEVICES) PART(OBSERVERS) PART(ONLY_CPU) PART(RANDOM_MEMORY) PART(STOPPED) \
-    PART(SteadyCall) PART(StopReplay) PART(TENSOR) PART(Tensor) PART(clock) PART(copy) PART(enter_at) PART(functorch_active) PART(give_others) \
+    PART(SteadyCall) PART(StopReplay) PART(TENSOR) PART(Tensor) PART(clock) PART(copy) PART(enter_at) PART(forget) PART(functorch_active) PART(give_others) \
     PART(hooks_allowed) \
     PART(is_grad_enabled) PART(is_write_to_leaf) PART(learn_rebound) PART(moved) PART(next_sequence_number) PART(pop_hooks) \
     PART(profiler_active) PART(push_hooks) PART(put_random) PART(set_grad_enabled) PART(state) PART(surroundings) PART(take_ambient) \
@@ -70,10 +70,10 @@ static int has_moved(PyObject *since) {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *args, *course, *modules, *options, *profile, *script, *sites, *watches;
+    PyObject *args, *course, *kinds, *known, *modules, *objects, *options, *profile, *script, *sites, *watches;
 } Steady;
 
-#define EACH_FIELD(DO) DO(args) DO(course) DO(modules) DO(options) DO(profile) DO(script) DO(sites) DO(watches)
+#define EACH_FIELD(DO) DO(args) DO(course) DO(kinds) DO(known) DO(modules) DO(objects) DO(options) DO(profile) DO(script) DO(sites) DO(watches)
 
 static int steady_traverse(PyObject *self, visitproc visit, void *arg) {
     Steady *steady = (Steady *)self;
@@ -113,32 +113,46 @@ static int are_known(Steady *steady, PyObject *args) {
     return 1;
 }
 
-/* Whether this thread is in no replay, and what autograd saves here can be dropped: hooks_work; below zero with an error. */
+enum { NO_HOOKS, DROPS, FORGETS };
+
+/* Whether what autograd saves here can be dropped and made again, as hooks_work says, or need not be held, in a replay; below zero with an error. */
 static int may_drop(void) {
     int may = truth(CALL(hooks_allowed));
     if (may == 1 && (may = truth(CALL(functorch_active))) >= 0) may = !may;
     if (may != 1) return may;
     PyObject *mine = GET(the_state, __dict__);
     if (mine == NULL) return -1;
-    PyObject *depth = PyDict_GetItemWithError(mine, n_depth), *level = PyDict_GetItemWithError(mine, n_level);
+    PyObject *depth = PyDict_GetItemWithError(mine, n_depth), *level = PyDict_GetItemWithError(mine, n_level), *keeps;
     PyObject *now = PyDict_GetItemWithError(PyTuple_GET_ITEM(the_DUAL_LEVEL, 0), PyTuple_GET_ITEM(the_DUAL_LEVEL, 1));
-    may = depth != NULL && level != NULL && now != NULL && PyLong_AsLong(depth) == 0 && PyLong_AsLong(now) <= PyLong_AsLong(level);
+    may = depth != NULL && level != NULL && now != NULL && PyLong_AsLong(now) <= PyLong_AsLong(level) ? DROPS : NO_HOOKS;
+    if (may == DROPS && PyLong_AsLong(depth) != 0)
+        may = (keeps = PyDict_GetItemWithError(mine, n_keeps)) == Py_False ? FORGETS : NO_HOOKS;
     Py_DECREF(mine);
     return PyErr_Occurred() ? -1 : may;
 }
 
-/* Whether this call may go the short way as far as that can be told without looking into modules; below zero with an error. */
+/* Whether it is called what was called before, see Steady.calls_the_same; below zero with an error. */
+static int calls_the_same(Steady *steady, PyObject *target) {
+    if (steady->sites == Py_None) return is_this(GET(steady->profile, watch), PyTuple_GET_ITEM(PyList_GET_ITEM(steady->watches, 0), 0));
+    if (steady->known != Py_None && PyLong_AsSsize_t(steady->kinds) == mutable_types()) {
+        PyObject *known = strengthened(steady->known);
+        Py_XDECREF(known);
+        if (known == target) return 1;
+    }
+    return truth(PyObject_CallMethodOneArg((PyObject *)steady, n_calls_the_same, target));
+}
+
+/* Whether this call may go the short way, or in a replay need not be held, as far as that can be told without looking into modules; below zero with an error. */
 static int goes_on(Steady *steady, PyObject *region, PyObject *target, PyObject *args) {
     Py_ssize_t left = number(GET(steady->profile, left));
     if (left == -1 && PyErr_Occurred()) return -1;
     if (left <= 0 || PyList_GET_SIZE(the_OBSERVERS)) return 0;
-    int same = may_drop();
-    if (same == 1) same = is_this(GET(region, listener), Py_None);
+    int way = may_drop(), same = way;
+    if (same > 0) same = is_this(GET(region, listener), Py_None);
     if (same == 1) same = is_this(GET(region, options), steady->options);
     if (same == 1) same = are_known(steady, args);
-    if (same != 1) return same;
-    if (steady->sites != Py_None) return truth(PyObject_CallMethodOneArg((PyObject *)steady, n_calls_the_same, target));
-    return is_this(GET(steady->profile, watch), PyTuple_GET_ITEM(PyList_GET_ITEM(steady->watches, 0), 0));
+    if (same == 1) same = calls_the_same(steady, target);
+    return same == 1 ? way : same;
 }
 
 /* What is in a module; None if there are news, NULL with an error. */
@@ -232,13 +246,13 @@ static PyObject *new_frame(PyObject *region) {
     return frame;
 }
 
-/* What hooks around a region hold of an input. One that notes from where it is called has to find the frame that it finds in any call. */
+/* What hooks around a region hold of an input. */
 static PyObject *packed_around(PyObject *frame, PyObject *around, PyObject *tensor) {
     PyObject *pack = PyTuple_GET_ITEM(around, 0);
     if (!is_packing_type(pack)) return PyObject_CallMethodOneArg(frame, n__pack_around, tensor);
     int grad = truth(CALL(is_grad_enabled));
     if (grad < 0 || (grad && done(CALL_ONE(set_grad_enabled, Py_False)))) return NULL;
-    PyObject *packed = PyObject_CallOneArg(pack, tensor), *type, *value, *trace;
+    PyObject *packed = pack_for_region_inside(pack, tensor), *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     if (grad && done(CALL_ONE(set_grad_enabled, Py_True))) Py_CLEAR(packed);
     if (type != NULL) PyErr_Restore(type, value, trace);
@@ -330,21 +344,22 @@ failed:
 
 /* Frame.pack_hook, with what a function needs. */
 static PyObject *pack_of(Steady *steady, PyObject *region, PyObject *frame) {
-    PyObject *pack = NULL, *slots = NULL, *expected = NULL, *plain = NULL, *grads = NULL, *free = NULL;
+    PyObject *pack = NULL, *slots = NULL, *expected = NULL, *plain = NULL, *grads = NULL, *free = NULL, *sites = NULL;
     int all = is_this(GET(steady->options, first_saved), Py_None);
     if (all < 0) return NULL;
     if (!all) pack = PyObject_CallMethodNoArgs(frame, n_pack_hook);
     else if ((slots = list_of(frame, n_slots)) != NULL && (expected = GET(steady->profile, expected)) != NULL &&
              (plain = expected == Py_None ? Py_NewRef(nothing) : list_of(expected, n_plain)) != NULL &&
              (grads = expected == Py_None ? Py_NewRef(nothing) : list_of(expected, n_grads)) != NULL &&
-             (free = GET(frame, _keep_free)) != NULL)
-        pack = new_packing(slots, plain, grads, PyList_GET_SIZE(slots), frame, region, free, 1);
+             (free = GET(frame, _keep_free)) != NULL && (steady->sites == Py_None || (sites = list_of(frame, n_sites)) != NULL))
+        pack = new_packing(slots, plain, grads, PyList_GET_SIZE(slots), frame, region, free, 1, sites);
     Py_XDECREF(slots);
     Py_XDECREF(expected);
     Py_XDECREF(plain);
     Py_XDECREF(grads);
     Py_XDECREF(free);
-    if (pack != NULL && steady->sites != Py_None) Py_SETREF(pack, PyObject_CallMethodOneArg(frame, n_note_sites, pack));
+    if (pack != NULL && sites == NULL && steady->sites != Py_None) Py_SETREF(pack, PyObject_CallMethodOneArg(frame, n_note_sites, pack));
+    Py_XDECREF(sites);
     if (pack != NULL && !is_packing_type(pack)) Py_SETREF(pack, PyObject_CallMethodOneArg(frame, n_mark, pack));
     return pack;
 }
@@ -444,6 +459,24 @@ static int may_be_rebound(PyObject *watches) {
     return 0;
 }
 
+/* Call.note_object of what is called. */
+static int note_object(Steady *steady, PyObject *call, PyObject *target) {
+    PyObject *own = steady->known == Py_None ? NULL : PyObject_GenericGetDict(target, NULL), *entry = NULL, *objects = NULL;
+    int failed = 0, noted = 0, wanted = own == NULL ? 0 : truth(GET(steady->options, python_state));
+    if (wanted > 0 && PyDict_CheckExact(own) && PyDict_GET_SIZE(own)) {
+        PyObject *values = PyDict_Values(own);
+        entry = values == NULL ? NULL : PyTuple_Pack(2, own, values);
+        objects = list_of(call, n_objects);
+        noted = !(failed = entry == NULL || objects == NULL || PyList_Append(objects, entry));
+        Py_XDECREF(values);
+    }
+    Py_XDECREF(own);
+    Py_XDECREF(entry);
+    Py_XDECREF(objects);
+    if (own == NULL) PyErr_Clear();
+    return failed || wanted < 0 ? -1 : noted ? 0 : done(PyObject_CallMethodOneArg(call, n_note_object, target));
+}
+
 /* Take everything down, run, and see whether it went as before. */
 static PyObject *run_in_frame(Steady *steady, PyObject *region, PyObject *frame, PyObject *target, PyObject *args, PyObject *watches,
                               PyObject *outside, int fresh) {
@@ -453,7 +486,7 @@ static PyObject *run_in_frame(Steady *steady, PyObject *region, PyObject *frame,
     if (outside != Py_None && SET(call, outside, outside)) goto end;
     if (steady->sites != Py_None &&
         (give(frame, n_sites, PyList_New(0)) || give(call, n_objects, PyList_New(0)) ||
-         done(PyObject_CallMethodOneArg(call, n_note_object, target))))
+         note_object(steady, call, target)))
         goto end;
     if (may_draw) {
         Py_ssize_t threads = number(PyObject_CallMethodNoArgs(the_threading, n_active_count));
@@ -482,6 +515,51 @@ end:
     return result;
 }
 
+/* Hand inputs of a region to the hooks around it, each once; below zero with an error. */
+static int pack_all_around(PyObject *around, PyObject *args) {
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(args); i++) {
+        PyObject *tensor = PyTuple_GET_ITEM(args, i), *pack = PyTuple_GET_ITEM(around, 0);
+        int needless = (PyObject *)Py_TYPE(tensor) != the_Tensor;
+        for (Py_ssize_t before = 0; !needless && before < i; before++) needless = PyTuple_GET_ITEM(args, before) == tensor;
+        if (!needless) needless = truth(PyObject_CallMethodNoArgs(tensor, n_is_inference)); /* see Frame.keep */
+        if (needless == 0) failed = done(is_packing_type(pack) ? pack_for_region_inside(pack, tensor) : PyObject_CallOneArg(pack, tensor));
+        else failed = needless < 0;
+    }
+    return failed ? -1 : 0;
+}
+
+/* _run_forgetting, see _region.py. */
+static PyObject *run_forgetting(PyObject *target, PyObject *args) {
+    PyObject *around = CALL(top_hooks), *result = NULL, *type, *value, *trace;
+    if (around == NULL) return NULL;
+    int grad = around == Py_None ? 0 : truth(CALL(is_grad_enabled)), failed = grad < 0;
+    if (grad > 0) failed = done(CALL_ONE(set_grad_enabled, Py_False));
+    if (!failed && around != Py_None) {
+        failed = pack_all_around(around, args);
+        PyErr_Fetch(&type, &value, &trace);
+        if (grad > 0 && done(CALL_ONE(set_grad_enabled, Py_True))) failed = -1;
+        if (type != NULL) PyErr_Restore(type, value, trace);
+    }
+    Py_DECREF(around);
+    PyObject *hooks[] = {the_forget, the_unpack_in_replay};
+    if (failed || done(PyObject_Vectorcall(the_push_hooks, hooks, 2, NULL))) return NULL;
+    result = PyObject_Call(target, args, NULL);
+    PyErr_Fetch(&type, &value, &trace);
+    if (done(CALL(pop_hooks))) Py_CLEAR(result);
+    if (type != NULL) PyErr_Restore(type, value, trace);
+    return result;
+}
+
+/* What is read outside; None if there are news. */
+static PyObject *take_outside(Steady *steady, PyObject *places) {
+    PyObject *taken = NULL;
+    if (PyList_GET_SIZE(places) == 0) return Py_NewRef(Py_None);
+    if (PyLong_AsSsize_t(steady->kinds) == mutable_types()) taken = outside_again(places, steady->modules, steady->objects);
+    if (taken == NULL && !PyErr_Occurred()) taken = PyObject_CallMethodNoArgs((PyObject *)steady, n_take_outside);
+    return taken;
+}
+
 static PyObject *steady_run(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     Steady *steady = (Steady *)self;
     if (count < 3 || count > 4 || !PyTuple_Check(arguments[2])) return PyErr_Format(PyExc_TypeError, "run(region, target, args, frame=None)");
@@ -492,9 +570,15 @@ static PyObject *steady_run(PyObject *self, PyObject *const *arguments, Py_ssize
     PyObject *reached = GET(steady->profile, outside), *places = NULL, *outside = NULL, *watches = NULL, *frame = NULL, *members = NULL;
     PyObject *result = NULL;
     int same = reached == NULL ? -1 : goes_on(steady, region, target, args);
+    if (same == FORGETS) {
+        int copied = given == Py_None ? truth(GET(steady->profile, copied)) : 1;
+        same = copied < 0 ? -1 : !copied;
+        if (same == 1) result = run_forgetting(target, args);
+        goto end;
+    }
     if (same != 1) goto end;
     if ((places = list_of(reached, n_places)) == NULL) goto end;
-    outside = PyList_GET_SIZE(places) ? PyObject_CallMethodNoArgs(self, n_take_outside) : Py_NewRef(Py_None);
+    outside = take_outside(steady, places);
     if (outside == NULL || (same = !(PyList_GET_SIZE(places) && outside == Py_None)) == 0) goto end;
     watches = take_modules(steady, reached);
     if (watches == NULL || (same = watches != Py_None) == 0) goto end;
@@ -585,6 +669,16 @@ static int is_alone(void) {
     return PyErr_Occurred() ? -1 : alone;
 }
 
+/* SteadyCall.finds_the_same; below zero with an error. */
+static int finds_the_same(PyObject *call) {
+    PyObject *outside = GET(call, outside), *objects = outside == NULL ? NULL : GET(call, objects);
+    int some = objects == NULL ? -1 : PyObject_IsTrue(outside), same = some > 0 ? outside_is_as(outside) : some < 0 ? -1 : 1;
+    if (same == 1) same = (some = PyObject_IsTrue(objects)) > 0 ? objects_are_as(objects) : some < 0 ? -1 : 1;
+    Py_XDECREF(outside);
+    Py_XDECREF(objects);
+    return same == 0 ? truth(PyObject_CallMethodNoArgs(call, n_finds_the_same)) : same;
+}
+
 /* SteadyCall.is_known_in_python; below zero with an error. */
 static int is_known(PyObject *call, PyObject *frame, PyObject *script) {
     int plain = script == Py_None ? 0 : is_this(GET(frame, hashes), Py_None);
@@ -595,8 +689,7 @@ static int is_known(PyObject *call, PyObject *frame, PyObject *script) {
     if (same == 1) same = is_alone();
     if (same == 1) same = is_without(frame, n_running);
     if (same == 1) same = is_without(profile, n_differentiates);
-    if (same == 1 && (is_without(call, n_outside) != 1 || is_without(call, n_objects) != 1))
-        same = PyErr_Occurred() ? -1 : truth(PyObject_CallMethodNoArgs(call, n_finds_the_same));
+    if (same == 1) same = finds_the_same(call);
     if (same == 1) same = (ambient = GET(call, ambient)) == NULL ? -1 : surroundings_are_so(the_surroundings, ambient);
     Py_XDECREF(watches);
     Py_XDECREF(trained);
@@ -605,13 +698,26 @@ static int is_known(PyObject *call, PyObject *frame, PyObject *script) {
     return same;
 }
 
-/* The only argument of a module, if it is a tensor that is there as it was; NULL without an error if it takes more to have it. */
+/* The only argument of a call, if it is a tensor that is there as it was; NULL without an error if it takes more to have it. */
 static PyObject *only_argument(PyObject *call, PyObject *frame) {
     PyObject *args = GET(call, args), *held = list_of(frame, n_held), *around = GET(frame, _around), *tensor = NULL;
-    int same = args == NULL || held == NULL || around == NULL ? -1 : truth(GET(call, fixed));
+    int same = args == NULL || held == NULL || around == NULL ? -1 : 1;
     if (same == 1) same = PyList_Check(args) && PyList_GET_SIZE(args) == 1 && (PyObject *)Py_TYPE(PyList_GET_ITEM(args, 0)) == the_Held;
-    if (same == 1 && around == Py_None) {
-        PyObject *stands = PyList_GET_ITEM(args, 0);
+    PyObject *stands = same == 1 ? PyList_GET_ITEM(args, 0) : NULL;
+    if (same == 1 && around != Py_None) {
+        Py_ssize_t index = number(GET(stands, index));
+        same = is_without(stands, n_direct) == 1 && PyTuple_Check(around) && PyTuple_GET_ITEM(around, 1) == the_unpack;
+        if (same && (same = index >= 0 && index < PyList_GET_SIZE(held))) {
+            Py_ssize_t unused;
+            PyObject *owner;
+            same = is_gone_slot(PyList_GET_ITEM(held, index), &unused, &owner) == 0;
+        }
+        PyObject *requires = same ? GET(stands, requires_grad) : NULL;
+        PyObject *kept = requires == NULL ? NULL : unpack_held(PyList_GET_ITEM(held, index));
+        if (kept != NULL && is_this(GET(kept, requires_grad), requires) == 1) tensor = Py_NewRef(kept);
+        Py_XDECREF(requires);
+        Py_XDECREF(kept);
+    } else if (same == 1) {
         Py_ssize_t index = number(GET(stands, index));
         same = is_without(stands, n_copied);
         if (same == 1 && index >= 0 && index < PyList_GET_SIZE(held)) {

@@ -1,14 +1,14 @@
 /* What comes between autograd asking for a tensor and the replay of the call that saved it, see _unpack.py and _replay.py.
  *
- * Only for calls that went the short way, in a backward that has replayed something before, where no other thread replays the same call:
- * the twins in Python, from `_replay_for` on, do all the rest.
+ * Only for calls that went the short way, in a backward that has replayed something before, where no other thread replays the same call;
+ * regions around them, whose replays they need first, have to be so, too. The twins in Python, from `_replay_for` on, do all the rest.
  */
 
 #include "_native.h"
 #include <time.h>
 
 #define NAMES(NAME) \
-    NAME(_around) NAME(__dict__) NAME(broken) NAME(calls) NAME(depth) NAME(frames) NAME(joined) NAME(last) NAME(level) NAME(listener) \
+    NAME(_around) NAME(__dict__) NAME(broken) NAME(calls) NAME(depth) NAME(frames) NAME(held) NAME(joined) NAME(last) NAME(level) NAME(listener) \
     NAME(recent) NAME(region) NAME(replay_s) NAME(slots) NAME(split) NAME(task)
 NAMES(DECLARE_NAME)
 
@@ -26,8 +26,8 @@ static double now_s(void) {
 /* The call that a frame is of, if it can be replayed from here; NULL without an error if not. */
 static PyObject *call_of(PyObject *frame) {
     if (PyList_GET_SIZE(the_OBSERVERS)) return NULL;
-    int plain = is_this(GET(frame, _around), Py_None);
-    if (plain == 1 && (plain = truth(GET(frame, broken))) >= 0) plain = !plain;
+    int plain = truth(GET(frame, broken));
+    if (plain >= 0) plain = !plain;
     if (plain == 1) {
         PyObject *region = GET(frame, region);
         plain = region == NULL ? -1 : is_this(GET(region, listener), Py_None);
@@ -154,13 +154,55 @@ static int release(PyObject *number_of_frame, PyObject *thread) {
     return failed;
 }
 
+static int fill_in(PyObject *slot, PyObject *frame, Py_ssize_t task);
+
+/* Have the inputs of a frame that hooks around it hold, and that are gone, made again first, as `_chain` says: 1, 0, below zero with an error. */
+static int fill_inputs(PyObject *frame, Py_ssize_t task) {
+    int fine = is_this(GET(frame, _around), Py_None);
+    if (fine) return fine;
+    PyObject *held = list_of(frame, n_held), *last = NULL, *around = NULL;
+    Py_ssize_t place = -1;
+    fine = held == NULL ? -1 : 1;
+    for (Py_ssize_t i = 0; fine == 1 && i < PyList_GET_SIZE(held); i++) {
+        Py_ssize_t index;
+        PyObject *owner;
+        int is_gone = is_gone_slot(PyList_GET_ITEM(held, i), &index, &owner);
+        if (is_gone < 0) fine = 0;
+        if (is_gone <= 0 || (last != NULL && index <= place)) continue;
+        Py_XSETREF(last, Py_NewRef(PyList_GET_ITEM(held, i)));
+        Py_XSETREF(around, Py_NewRef(owner));
+        place = index;
+    }
+    if (fine == 1 && last != NULL) fine = Py_EnterRecursiveCall(" in the replay of a nested region") ? -1 : 1;
+    if (fine == 1 && last != NULL) {
+        fine = fill_in(last, around, task);
+        Py_LeaveRecursiveCall();
+    }
+    Py_XDECREF(held);
+    Py_XDECREF(last);
+    Py_XDECREF(around);
+    return fine;
+}
+
 int fill_slot(PyObject *slot, PyObject *frame) {
     if (the_state == NULL) return 0;
     Py_ssize_t task = number(CALL(graph_task_id));
     if (task < 0) return PyErr_Occurred() ? -1 : 0;
+    return fill_in(slot, frame, task);
+}
+
+static int fill_in(PyObject *slot, PyObject *frame, Py_ssize_t task) {
     PyObject *call = call_of(frame), *key = NULL, *thread = NULL;
     int fine = call != NULL;
-    if (fine && ((key = PyLong_FromVoidPtr(frame)) == NULL || (thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident())) == NULL))
+    if (fine && (fine = fill_inputs(frame, task)) == 1) {
+        PyObject *unused;
+        Py_ssize_t place;
+        if (is_gone_slot(slot, &place, &unused) == 0) { /* a replay around it went through it */
+            Py_DECREF(call);
+            return 1;
+        }
+    }
+    if (fine == 1 && ((key = PyLong_FromVoidPtr(frame)) == NULL || (thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident())) == NULL))
         fine = -1;
     int claimed = fine == 1 ? PyDict_Contains(the_CLAIMED, key) : 0;
     if (fine == 1) fine = claimed < 0 ? -1 : !claimed;

@@ -138,6 +138,10 @@ def drop_values(slots: Slots, given_only: bool) -> None:
             slot.given = False
 
 
+def forget(_: torch.Tensor) -> None:
+    """Saves nothing: the pack hook of regions in a replay, through which nobody goes backward."""
+
+
 if native is not None:
     packing, Filling = native.Packing, native.Filling  # type: ignore[misc]
-    last_wanted, drop_values = native.last_wanted, native.drop_values
+    last_wanted, drop_values, forget = native.last_wanted, native.drop_values, native.forget

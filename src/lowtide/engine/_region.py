@@ -28,14 +28,16 @@ from lowtide.engine._learning import learn_surprises
 from lowtide.engine._meeting import Meeting
 from lowtide.engine._observers import tell_entered, tell_entering, tell_left
 from lowtide.engine._options import Options
+from lowtide.engine._packing import forget
 from lowtide.engine._profile import Profile
 from lowtide.engine._replay import unpack_in_replay
-from lowtide.engine._steady import NEWS, is_settled, steady_of
+from lowtide.engine._steady import NEWS, is_settled
 from lowtide.engine._thread import hooks_work, is_replaying, state
 from lowtide.engine._transforms import transforms_allowed_in
 from lowtide.engine._tree import ATOMS
 from lowtide.engine._unpack import unpack
 from lowtide.engine._values import hash_of
+from lowtide.engine._when_steady import steady_of
 
 _NOBODY = nullcontext()
 
@@ -191,10 +193,10 @@ class Region:
         policy = frame.region.options.policy
         call = Call(frame, target, fixed, profile, args, kwargs, passing=policy is None)
         learned = None if policy is None else learned_of(call, policy)
-        holding = None if learned is None else holding_for(frame, call, learned, _forget)
+        holding = None if learned is None else holding_for(frame, call, learned, forget)
         if not frame.packs_kept:
             holding = None
-        private.push_hooks(_forget if holding is None else holding.pack, unpack_in_replay)
+        private.push_hooks(forget if holding is None else holding.pack, unpack_in_replay)
         try:
             return target(*args, **kwargs) if holding is None else run_finding(holding, target, args, kwargs)
         finally:
@@ -251,10 +253,6 @@ class Region:
         return target(*args, **kwargs)
 
 
-def _forget(_: torch.Tensor) -> None:
-    """Saves nothing."""
-
-
 def _are_plain(args: tuple[Any, ...]) -> bool:
     """Whether there is nothing in the arguments that would have to be taken apart."""
     for arg in args:  # noqa: SIM110 – a generator takes longer
@@ -275,7 +273,7 @@ def _run_forgetting(target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
                     around[0](tensor)
         finally:
             private.set_grad_enabled(grad)
-    private.push_hooks(_forget, unpack_in_replay)
+    private.push_hooks(forget, unpack_in_replay)
     try:
         return target(*args)
     finally:

@@ -12,6 +12,9 @@ import torch
 _OURS = tuple(os.path.join(path, "") for path in (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))))
 _BETWEEN = os.path.join(os.path.dirname(__file__), "_kept", "")
 _AUDIT = os.path.join(os.path.dirname(__file__), "_audit.py")
+_FRAME = os.path.join(os.path.dirname(__file__), "_frame.py")
+_SITE_OF_REGION = 1
+"""As in ``_native.h``."""
 _STANDARD = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _SITE = os.sep + "site-packages" + os.sep
 
@@ -38,6 +41,12 @@ def calling_frame(frame: FrameType) -> FrameType:
     while frame.f_code.co_filename.startswith(_BETWEEN) and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+def site_of(frame: FrameType) -> int:
+    """From where in the code a tensor is saved, as a number: one for all inputs of regions inside, for compiled code saves those, too."""
+    code = frame.f_code
+    return _SITE_OF_REGION if code.co_name == "_pack_around" and code.co_filename == _FRAME else id(code) + frame.f_lasti
 
 
 def is_importing(frame: FrameType | None) -> bool:

@@ -30,20 +30,20 @@ from lowtide.engine._clock import clock, enter_at
 from lowtide.engine._frame import Frame
 from lowtide.engine._functions import take_function
 from lowtide.engine._guards._ambient import Ambient, is_in_force, take_ambient
-from lowtide.engine._guards._modules import Taken, Watch, watch_of
+from lowtide.engine._guards._modules import Taken, Watch
 from lowtide.engine._guards._outside import Read, changed
 from lowtide.engine._guards._random import moved, put_random, take_cpu, take_random
 from lowtide.engine._guards._unmodified import are_in_place, are_unmodified
-from lowtide.engine._kept._keeping import Course, course_of, run_holding
+from lowtide.engine._kept._keeping import Course, run_holding
 from lowtide.engine._learning import learn_surprises
 from lowtide.engine._observers import OBSERVERS
 from lowtide.engine._packing import Filling, last_wanted
 from lowtide.engine._parts import Held, Made
 from lowtide.engine._replay import KeepAll, unpack_in_replay
 from lowtide.engine._short import STOPPED, give_others, replay_members
-from lowtide.engine._thread import StopReplay, hooks_work, is_replaying, state
+from lowtide.engine._thread import StopReplay, hooks_work, state
 from lowtide.engine._trained import Trained, trained_in
-from lowtide.engine._tree import ATOMS, is_mutable, is_ordinary
+from lowtide.engine._tree import ATOMS, is_mutable, is_ordinary, mutable_types
 from lowtide.engine._unpack import unpack
 
 if TYPE_CHECKING:
@@ -83,10 +83,13 @@ class _Replayed:
 class _Fields:
     """What such calls have in common, and how they run; where the engine is compiled, so are both."""
 
-    __slots__ = ("args", "course", "modules", "options", "profile", "script", "sites", "watches")
+    __slots__ = ("args", "course", "kinds", "known", "modules", "objects", "options", "profile", "script", "sites", "watches")
     args: list[Any]
     course: Course | None
+    kinds: int
+    known: weakref.ref[Any] | None
     modules: list[weakref.ref[nn.Module]]
+    objects: list[weakref.ref[Any]] | None
     options: Options
     profile: Profile
     script: Script
@@ -219,7 +222,9 @@ class Steady(_Fields):
     Attributes:
         profile, options: of the region they are calls of.
         watches: of the modules that they may run, the module's own first, with the training flags and the statistics that are not copied.
-        modules: those that are reached elsewhere, weakly.
+        modules, objects: those that are reached elsewhere, weakly; no objects if one cannot be referred to so.
+        known: the object that is called, if it is none but a function or module.
+        kinds: how many types of objects regions were seen to change by then.
         script: the way they go.
         sites: where the tensors are saved on it, see ``Frame.sites``; ``None`` for the forward of a module.
         args: for each argument the argument, or a mark if it is a tensor.
@@ -228,7 +233,9 @@ class Steady(_Fields):
 
     __slots__ = ()
 
-    def __init__(self, frame: Frame, call: Call, script: Script, modules: list[nn.Module], course: Course | None) -> None:
+    def __init__(
+        self, frame: Frame, call: Call, script: Script, modules: list[nn.Module], objects: list[object], course: Course | None
+    ) -> None:
         self.course = course
         self.profile: Profile = call.profile
         self.options = frame.region.options
@@ -237,7 +244,20 @@ class Steady(_Fields):
         code = call.profile.number
         self.watches = [(watch, taken[2], watch.statistics.unread(code, taken[2])) for watch, taken in call.watches]
         self.modules = [*map(weakref.ref, modules)]
+        self.objects = [*map(weakref.ref, objects)] if all(type(value).__weakrefoffset__ for value in objects) else None
+        self.kinds = mutable_types()
+        self.known = None
+        if (
+            not call.fixed
+            and type(call.target) is not FunctionType
+            and type(call.target).__weakrefoffset__
+            and self.calls_the_same(call.target)
+        ):
+            self.known = weakref.ref(call.target)
         self.args = [TENSOR if type(arg) in _PLACES else arg for arg in call.args]
+
+    def _is_object(self, target: Any) -> bool:
+        return type(target) is not FunctionType and type(target).__weakrefoffset__ != 0 and self.calls_the_same(target)
 
     def run_in_python(self, region: Region, target: Callable[..., Any], args: tuple[Any, ...], frame: Frame | None) -> Any:
         """As ``run``."""
@@ -357,44 +377,3 @@ def is_settled(target: Any) -> bool:
     if kind is FunctionType:
         return take_function(target) is None
     return kind in ATOMS or (is_ordinary(kind) and not is_mutable(kind))
-
-
-def steady_of(frame: Frame, call: Call) -> Steady | None:
-    """What calls like this one have in common, if this one needed nothing that such calls leave out."""
-    options, profile, script = frame.region.options, call.profile, call.script
-    if script is None or script.late or is_replaying() or frame.broken:
-        return None
-    if not script.plain and not frame.joinable:  # on its own it saves nothing: there is a shorter way yet
-        return None
-    if options.check_values or profile.unsteady or profile.meets or profile.transforms:
-        return None
-    course = None if options.policy is None else course_of(frame, call, options.policy)
-    if course is None and options.policy is not None:
-        return None
-    if profile.outside.environment or profile.outside.stateful or (profile.outside.places and not options.python_state):
-        return None
-    if call.kwargs or call.states or call.attributes or call.news:
-        return None
-    if profile.copied or profile.python_random or profile.numpy_random:
-        return None
-    if not all(type(arg) in _PLACES or type(arg) in ATOMS for arg in call.args):
-        return None
-    modules: list[nn.Module] = []
-    profile.outside.take(modules.append)
-    return Steady(frame, call, script, modules, course) if _are_all_known(call, modules) else None
-
-
-def _are_all_known(call: Call, modules: list[nn.Module]) -> bool:
-    """Whether what it calls and what it may run is all known.
-
-    Args:
-        call: one call.
-        modules: those that are reached elsewhere.
-    """
-    if (call.objects or call.profile.watch is None) if call.fixed else not is_settled(call.target):
-        return False
-    watches = dict.fromkeys([call.profile.watch] if call.fixed else [])
-    watches |= dict.fromkeys(map(watch_of, modules))
-    if [watch for watch, _ in call.watches] != list(watches):
-        return False
-    return all(watch.take_again(taken[2]) is not None for watch, taken in call.watches)

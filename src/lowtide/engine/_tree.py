@@ -115,7 +115,7 @@ def _store_other(value: Any, keeper: Keeper, memo: Memo) -> Any:
     elif has_state(type(value)):
         keeper.state(value)
     elif is_ordinary(type(value)):
-        since = _MUTABLE.get(type(value))
+        since = MUTABLE.get(type(value))
         if since is not None or (keeper.deep and len(memo) < _MOST_OBJECTS):
             known = memo.get(id(value))
             return known[1] if known is not None else keeper.instance(value, since, memo)
@@ -198,19 +198,19 @@ def places_in(stored: Any, path: str, seen: set[int] | None = None) -> Iterator[
 
 def mark_mutable(kind: type) -> None:
     """From now on objects of this type are taken apart: a region was seen to change one."""
-    if kind not in _MUTABLE:
+    if kind not in MUTABLE:
         clock.now += 1
-        _MUTABLE[kind] = clock.now
+        MUTABLE[kind] = clock.now
 
 
 def is_mutable(kind: type) -> bool:
     """Whether a region was seen to change an object of this type."""
-    return kind in _MUTABLE
+    return kind in MUTABLE
 
 
 def mutable_types() -> int:
     """How many types of objects regions were seen to change."""
-    return len(_MUTABLE)
+    return len(MUTABLE)
 
 
 def is_ordinary(kind: type) -> bool:
@@ -238,7 +238,7 @@ def is_transformers_cache(kind: type) -> bool:
 
 
 _ORDINARY: dict[type, bool] = {}
-_MUTABLE: dict[type, int] = {}
+MUTABLE: dict[type, int] = {}
 """Types of objects that regions were seen to change, with the time on the ``clock`` when one was."""
 _HEAP_TYPE = 1 << 9
 _LIBRARIES = frozenset(
@@ -247,7 +247,12 @@ _LIBRARIES = frozenset(
 
 
 def _take_list(value: list[Any]) -> Taken:
-    return Box(lambda _: [], lambda made, parts: made.extend(parts)), value
+    return Box(empty_list, list.extend), value
+
+
+def empty_list(_: list[Any]) -> list[Any]:
+    """Makes a list that is to be filled."""
+    return []
 
 
 def _take_tuple(value: tuple[Any, ...]) -> Taken:

@@ -17,7 +17,7 @@ from lowtide.engine._kept._kept import After, Around, Holder, Kept, Result, is_o
 from lowtide.engine._kept._learned import is_applied
 from lowtide.engine._kept._origins import ELSEWHERE, INSIDE, Known, Origin, origin_of
 from lowtide.engine._slot import Slot
-from lowtide.engine._sources import calling_frame
+from lowtide.engine._sources import calling_frame, site_of
 from lowtide.engine._tower import tower
 
 if TYPE_CHECKING:
@@ -255,8 +255,7 @@ def noting_sites(frame: Frame, pack: Pack) -> Pack:
     add, caller = frame.sites.append, sys._getframe
 
     def note_and_pack(tensor: torch.Tensor) -> Any:
-        code = calling_frame(caller(1))
-        add(id(code.f_code) + code.f_lasti)
+        add(site_of(calling_frame(caller(1))))
         return pack(tensor)
 
     return note_and_pack
