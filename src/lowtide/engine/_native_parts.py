@@ -18,12 +18,12 @@ from lowtide.engine._guards._outside import STAND_INS
 from lowtide.engine._guards._random import NO_DEVICES, ONLY_CPU, memory_of_cpu, moved, put_random, take_cpu, take_random
 from lowtide.engine._observers import OBSERVERS
 from lowtide.engine._packing import forget
-from lowtide.engine._parts import Box, Held
+from lowtide.engine._parts import Box, Held, empty_list
 from lowtide.engine._replay import SECONDS, KeepAll, fail, replay_all, unpack_in_replay
 from lowtide.engine._short import STOPPED, give_others
 from lowtide.engine._steady import NEWS, TENSOR, SteadyCall, learn_rebound
 from lowtide.engine._thread import StopReplay, state
-from lowtide.engine._tree import ATOMS, MUTABLE, empty_list
+from lowtide.engine._tree import ATOMS, MUTABLE
 from lowtide.engine._unpack import THREAD, unpack
 
 if native is not None:

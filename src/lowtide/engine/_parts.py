@@ -48,6 +48,11 @@ class Box:
 Taken = tuple[Box, Sequence[Any]]
 
 
+def empty_list(_: list[Any]) -> list[Any]:
+    """Makes a list that is to be filled."""
+    return []
+
+
 class Held(Place):
     """An input of the frame.
 

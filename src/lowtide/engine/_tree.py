@@ -23,7 +23,7 @@ from torch import nn
 from lowtide.engine._clock import clock
 from lowtide.engine._functions import module_of_region, take_function, take_method, take_partial
 from lowtide.engine._own import own_attribute
-from lowtide.engine._parts import Box, Place, Taken
+from lowtide.engine._parts import Box, Place, Taken, empty_list
 from lowtide.engine._state import has_state
 from lowtide.errors import InvalidInputError
 
@@ -248,11 +248,6 @@ _LIBRARIES = frozenset(
 
 def _take_list(value: list[Any]) -> Taken:
     return Box(empty_list, list.extend), value
-
-
-def empty_list(_: list[Any]) -> list[Any]:
-    """Makes a list that is to be filled."""
-    return []
 
 
 def _take_tuple(value: tuple[Any, ...]) -> Taken:
