@@ -20,6 +20,14 @@ current: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 set_current: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
+def tracing() -> bool:
+    """Whether the ops that this thread runs are recorded in a graph: by ``make_fx``, AOTAutograd or ``torch.export``."""
+    return torch._C._get_dispatch_mode(_PROXY) is not None
+
+
+_PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
+
+
 def skip(code: CodeType) -> None:
     """``torch.compile`` runs this code as it is where it meets it outside a graph; inside it is still looked through."""
     from torch._dynamo.eval_frame import skip_code

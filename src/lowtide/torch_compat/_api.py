@@ -12,12 +12,14 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.utils.checkpoint import noop_context_fn
 
-from lowtide import _torch_private
+from lowtide import _torch_compiler, _torch_private
 from lowtide.torch_compat._reentrant import run_reentrant
 from lowtide.torch_compat._region import Call, ContextFn, forward, run
 
 # Inside torch.compile the compiler chooses what is run again. It knows PyTorch's own function, and of its options only those passed.
 _theirs = torch.utils.checkpoint.checkpoint
+_their_generator: Any = getattr(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", None)
+_their_generator_impl: Any = getattr(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator_impl", None)
 _USUAL = (
     *(("use_reentrant", None), ("preserve_rng_state", True), ("context_fn", noop_context_fn)),
     *(("determinism_check", "default"), ("debug", False), ("early_stop", True)),
@@ -58,9 +60,11 @@ def checkpoint(
         ValueError: options that exclude each other, or keywords for the reentrant form.
         CheckpointError: in backward, when a replay does not match.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _torch_compiler.tracing():
         options: tuple[Any, ...] = (use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop)
         given = {name: value for (name, usual), value in zip(_USUAL, options, strict=True) if value is not usual}
+        if not torch.compiler.is_compiling():
+            return _theirs(function, *args, **given, **kwargs)
         from lowtide.engine._calls_in_graph import keep_nothing
         from lowtide.engine._compiled import graph_or_python
 
@@ -186,7 +190,14 @@ def checkpoint_without_reentrant_generator(
     *args: Any,
     **kwargs: Any,
 ) -> Generator[None, None, None]:
-    """What ``torch.distributed`` calls: advanced once before a module's forward and once after it, from its hooks."""
+    """What ``torch.distributed`` calls: advanced once before a module's forward and once after it, from its hooks.
+
+    Also what PyTorch's own ``checkpoint`` calls while the compiler traces, which is left to PyTorch.
+    """
+    if torch.compiler.is_compiling() or _torch_compiler.tracing():
+        return _their_generator(  # type: ignore[no-any-return]
+            fn, preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args, **kwargs
+        )
     return forward(fn, args, kwargs, Call(preserve_rng_state, context_fn, determinism_check, debug, early_stop))
 
 
@@ -194,4 +205,6 @@ def checkpoint_without_reentrant_generator_impl(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any
 ) -> Generator[None, None, None]:
     """The same as PyTorch calls it from 2.14 on; ``options`` are the fields of ``Call``."""
+    if torch.compiler.is_compiling() or _torch_compiler.tracing():
+        return _their_generator_impl(fn, args, kwargs, **options)  # type: ignore[no-any-return]
     return forward(fn, args, kwargs, Call(**options))

@@ -20,10 +20,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from lowtide import _torch_private
+from lowtide.engine._call import Call
 from lowtide.engine._frame import Frame
-from lowtide.engine._parts import Held
+from lowtide.engine._parts import Held, Place
 from lowtide.engine._region import Region
 from lowtide.engine._slot import Slot
+from lowtide.engine._tree import tensors_in
 from lowtide.torch_compat import _messages
 
 Describe = Callable[[torch.Tensor], object]
@@ -85,14 +87,16 @@ class StrictFrame(Frame):
     Attributes:
         rules: how it is to be replayed.
         replay: runs the region's function again on its inputs, in the state that the forward had.
+        given: the arguments, while the call is being entered.
     """
 
-    __slots__ = ("_described", "_fetched", "_incomparable", "_replayed", "replay", "rules")
+    __slots__ = ("_described", "_fetched", "_incomparable", "_replayed", "given", "replay", "rules")
 
     def __init__(self, region: Region, rules: Rules) -> None:
         super().__init__(region)
         self.rules = rules
         self.replay: Callable[[StrictFrame], object] = _nothing
+        self.given: Any = ()
         self._described: list[object] = []
         self._fetched: dict[int, torch.Tensor] = {}
         self._incomparable = False
@@ -112,6 +116,21 @@ class StrictFrame(Frame):
         while hooks is not None and getattr(hooks[0], "_checkpoint_internal", False):
             hooks = hooks[0]._user_hooks  # type: ignore[attr-defined]
         return hooks
+
+    def keep(self, tensor: torch.Tensor) -> Place:
+        """Hold an input. Hooks around the call are handed what was passed, and activations: no weight that the function only refers to.
+
+        Autograd has that in its graph anyway; and who owns the hooks may hold what the call returns, a cycle that nobody can collect.
+        """
+        if self._around is None or not (tensor.is_leaf and tensor.requires_grad) or any(tensor is t for t in tensors_in(self.given)):
+            return super().keep(tensor)
+        return self.keep_directly(tensor)
+
+    def leave(self, call: Call) -> None:
+        """The call returned. Hooks around it that hold nothing for it are let go of, for who owns them may hold what it returned."""
+        if all(isinstance(known, Held) and known.direct for _, known in self.inputs.values()):
+            self._around = None
+        super().leave(call)
 
     def pack(self, tensor: torch.Tensor) -> StrictSlot:
         """A slot for a tensor that autograd saves in the forward."""

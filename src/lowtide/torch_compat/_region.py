@@ -117,7 +117,9 @@ class _Entered:
         self.profile = profile_of(fn)
         tell_entering(self.frame.region, self.profile)
         self.frame.enter(self.profile.copied)
+        self.frame.given = args, kwargs
         self.call = EngineCall(self.frame, fn, module_of(fn), self.profile, args, kwargs)
+        self.frame.given = ()
         self.frame.calls.append(self.call)
         tell_entered(self.frame, self.call)
         self.unknown = not is_replaying() and (self.profile.left <= 0 or is_news(self.call))
@@ -207,6 +209,7 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], a
     target = _passing_errors(fn, in_forward)
     entered.profile.left -= 1
     if entered.unknown and asked.context_fn is noop_context_fn:
+        entered.call.audited = True
         result = Audit(entered.frame, entered.call, target).run(target, args, kwargs)
     else:
         learn = entered.note(fn, args, kwargs)
