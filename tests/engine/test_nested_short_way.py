@@ -273,3 +273,86 @@ def test_objects_are_let_go_of():
     del run, chains
     gc.collect()
     assert [ref() for ref in kept] == [None] * 3
+
+
+class _Computed:
+    """Reads an attribute by a name that no code shows."""
+
+    def __init__(self, part: Any) -> None:
+        self.part, self.name, self.scale = part, "scale", 1.5
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x).sin() * getattr(self, self.name)
+
+
+def test_an_attribute_that_no_code_names():
+    target = _Computed(lowtide.checkpoint(LAYERS[0]))
+    run = lowtide.checkpoint(target)
+    for scale in (1.5, 1.5, 1.5, 1.5, 0.5):
+        target.scale = scale
+        x, z = fresh(), fresh()
+        y = run(x)
+        target.scale = 7.0
+        assert_same(gradients(y, x, LAYERS[:1]), gradients(LAYERS[0](z).sin() * scale, z, LAYERS[:1]))
+
+
+class _Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.first(a).tanh() * self.second(b).sin()
+
+
+class _Around:
+    """Gives a region what it has computed at different times, the later first; or one tensor twice."""
+
+    def __init__(self, two: Any, layer: nn.Module, how: str) -> None:
+        self.two, self.layer, self.how = two, layer, how
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        early = self.layer(x).exp()
+        late = early if self.how == "one twice" else early.sin().cos()
+        return self.two(late, early).exp() if self.how == "later first" else self.two(early, late).exp()
+
+
+@pytest.mark.parametrize("how", ["later first", "later last", "one twice"])
+def test_two_inputs(how):
+    two = _Two()
+    inner = lowtide.checkpoint(two)
+    target = _Around(inner, LAYERS[0], how)
+    run, layers = lowtide.checkpoint(target), [LAYERS[0], two]
+    for _ in range(5):
+        x, z = fresh(), fresh()
+        wanted = gradients(_Around(two, LAYERS[0], how)(z), z, layers)
+        assert_same(gradients(run(x), x, layers), wanted)
+    assert profile_of(two).steady is not None
+    assert profile_of(target).steady is not None
+
+
+class _Slope:
+    """Goes backward through a region inside it, in its replays as well."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(self.part(x).sum(), x, create_graph=True)[0] * x
+
+
+def test_a_region_that_goes_backward_through_one_inside():
+    run = lowtide.checkpoint(_Slope(lowtide.checkpoint(LAYERS[0])))
+    for _ in range(5):
+        x, z = fresh(), fresh()
+        wanted = gradients(_Slope(LAYERS[0])(z), z, [LAYERS[0][0]])
+        assert_same(gradients(run(x), x, [LAYERS[0][0]]), wanted)
+
+
+def test_one_part_fewer():
+    run, chains = settled()
+    chains[1].parts.pop()
+    layers = [*LAYERS[:3], nn.Identity()]
+    for _ in range(3):
+        x, z = fresh(), fresh()
+        assert_same(gradients(run(x), x, layers), gradients(plain(layers)(z), z, layers))
