@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import threading
 import weakref
@@ -230,24 +231,6 @@ def test_an_error_in_the_replay_around(error, tmp_path):
     assert_same(gradients(y, x, layers), wanted)
 
 
-def test_a_function_that_saves_elsewhere():
-    """As many tensors as before, of the same shapes, but saved in other lines."""
-    inner = lowtide.checkpoint(LAYERS[0])
-
-    def body(x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-        y = inner(x)
-        if sign.item() > 0:
-            return y.sin()
-        return y.cos()
-
-    run = lowtide.checkpoint(body)
-    for sign in (1, 1, 1, 1, -1, 1, -1, -1, 1):
-        x, z = fresh(), fresh()
-        y = LAYERS[0](z)
-        wanted = gradients(y.sin() if sign > 0 else y.cos(), z, LAYERS[:1])
-        assert_same(gradients(run(x, torch.tensor(sign)), x, LAYERS[:1]), wanted)
-
-
 def test_nothing_is_left():
     def tensors() -> int:
         return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
@@ -276,13 +259,16 @@ def test_objects_are_let_go_of():
 
 
 class _Computed:
-    """Reads an attribute by a name that no code shows."""
+    """Reads an attribute in a way that no code shows."""
 
     def __init__(self, part: Any) -> None:
-        self.part, self.name, self.scale = part, "scale", 1.5
+        self.part, self.scale = part, 1.5
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.part(x).sin() * getattr(self, self.name)
+        return self.part(x).sin() * _SCALE_OF(self)
+
+
+_SCALE_OF = operator.attrgetter("scale")
 
 
 def test_an_attribute_that_no_code_names():
@@ -294,6 +280,67 @@ def test_an_attribute_that_no_code_names():
         y = run(x)
         target.scale = 7.0
         assert_same(gradients(y, x, LAYERS[:1]), gradients(LAYERS[0](z).sin() * scale, z, LAYERS[:1]))
+    assert profile_of(target).steady is not None
+
+
+class _Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.factor = nn.Linear(4, 4), 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).tanh() * self.factor
+
+
+@pytest.mark.parametrize("regions", [True, False])
+def test_a_module_that_is_new_and_changes(regions):
+    """The call that finds another module looks at what is in that one."""
+    modules = [_Scaled(), _Scaled()]
+    target = Chain([lowtide.checkpoint(modules[0]) if regions else modules[0], torch.tanh])
+    run = lowtide.checkpoint(target)
+    for _ in range(4):
+        x = fresh()
+        gradients(run(x), x, modules[:1])
+    assert profile_of(target).steady is not None
+    target.parts[0] = lowtide.checkpoint(modules[1]) if regions else modules[1]
+    for _ in range(3):
+        x, z = fresh(), fresh()
+        y, wanted = run(x), gradients(torch.tanh(modules[1](z)) * 1.5, z, modules[1:])
+        modules[1].factor = 3.0
+        assert_same(gradients(y, x, modules[1:]), wanted)
+        modules[1].factor = 0.5
+
+
+class _Branching:
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def __call__(self, x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
+        y = self.part(x)
+        if sign.item() > 0:
+            return y.sin()
+        return y.cos()
+
+
+def test_an_object_that_saves_elsewhere():
+    """As many tensors as before, of the same shapes, but saved in other lines: that is another way to go."""
+    target = _Branching(lowtide.checkpoint(LAYERS[0]))
+    run = lowtide.checkpoint(target)
+
+    def check(sign: int) -> None:
+        x, z = fresh(), fresh()
+        y = LAYERS[0](z)
+        wanted = gradients(y.sin() if sign > 0 else y.cos(), z, LAYERS[:1])
+        assert_same(gradients(run(x, torch.tensor(sign)), x, LAYERS[:1]), wanted)
+
+    for _ in range(4):
+        check(1)
+    before = profile_of(target).steady
+    assert before is not None
+    check(1)
+    assert profile_of(target).steady is before
+    check(-1)
+    assert profile_of(target).steady is not before
 
 
 class _Two(nn.Module):
@@ -314,7 +361,8 @@ class _Around:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         early = self.layer(x).exp()
         late = early if self.how == "one twice" else early.sin().cos()
-        return self.two(late, early).exp() if self.how == "later first" else self.two(early, late).exp()
+        both = self.two(late, early) if self.how == "later first" else self.two(early, late)
+        return both.exp().sin().tanh()
 
 
 @pytest.mark.parametrize("how", ["later first", "later last", "one twice"])
