@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs the gloo backend"),
 ]
 
-TWO = cases_of("collectives", "data_parallel", "fully_sharded", "gathers", "pipeline", "tensor_parallel", "fit")
+TWO = cases_of("collectives", "data_parallel", "flat", "fully_sharded", "gathers", "pipeline", "tensor_parallel", "fit")
 FOUR = cases_of("four_processes")
 
 

@@ -140,7 +140,7 @@ class _WatchBefore:
         self._copies = {
             index: t.detach().clone()
             for index, t in enumerate(taken[0])
-            if t is not None and not t.requires_grad and private.bytes_of(t) <= _LARGEST_COPY_BYTES and index not in watch.written
+            if t is not None and not t.requires_grad and private.bytes_of(t) <= _LARGEST_COPY_BYTES and self._is_news_of(index)
         }
         self._written: set[int] = set()
         self._python_state = python_state
@@ -150,12 +150,16 @@ class _WatchBefore:
         index = self._storages.get(key)
         if index is not None:
             self._written.add(index)
-        if index is not None and index not in self._copies and index not in self._watch.written:
+        if index is not None and index not in self._copies and self._is_news_of(index):
             self._copies[index] = self._taken[0][index].detach().clone()
         places = self._direct.pop(key, [])
         for place in places:
             place.copy()
         return index is not None or bool(places)
+
+    def _is_news_of(self, index: int) -> bool:
+        """Whether it would be new that calls write to a tensor. A framework that gathers parameters fills them, in replays as well."""
+        return index not in self._watch.written and not self._watch.is_managed(index)
 
     def learn(self, call: Call) -> None:
         tensors, versions = self._taken[0], self._taken[1]

@@ -79,14 +79,12 @@ class Watch:
         self._counts = [*map(len, self._tables)]
         self._buffer_count = sum(len(m._buffers) for _, m in found)
         # Compiled modules have no flag of their own, but that of the module in them.
-        moody = [
-            (path, m.__dict__) for path, m in found if type(m) not in _MOODLESS and "training" in m.__dict__
-        ]  # compiled ones ask another
+        moody = [(path, m.__dict__) for path, m in found if type(m) not in _MOODLESS and "training" in m.__dict__]
         self._moody = [own for _, own in moody]
         self.modules = [path for path, _ in moody]
         self.names = [f"{path}.{name}" if path else name for path, table in tables for name in table]
         self.statistics = Statistics([m for _, m in found], self._tables)
-        self._sharded = any(base.__name__ in _SHARDED for _, m in found for base in type(m).__mro__)
+        self._sharded = any(base.__name__ in _SHARDED for _, m in found for base in type(m).__mro__) or any(map(_is_in_flat, self._dicts))
         self._structure = Structure([m for _, m in found], exchanged=self._sharded)
         self.containers = [(own, name) for own in self._dicts for name, value in own.items() if _is_own_container(name, value)]
         self._sizes: list[int] = []
@@ -131,6 +129,10 @@ class Watch:
         """Whether modules in it have buffers to which calls are not known to write. Of the others each call takes a copy."""
         count = self._buffer_count
         return count > 0 and (len(self.written) < count or self.written[count - 1] >= count)
+
+    def is_managed(self, index: int) -> bool:
+        """Whether a sharding framework has the tensor where it wants it, see ``_exchangeable``."""
+        return self._sharded and index >= self._buffer_count
 
     def tensors(self) -> list[Any]:
         """Parameters and buffers, in the order of ``names``."""
@@ -352,6 +354,11 @@ class Watch:
     def written_in(self, tables: set[int]) -> list[str]:
         """Tensors that calls write to, of those in the tables with these ``id``."""
         return [self.names[index] for index in self.written if id(self._places[index][0]) in tables]
+
+
+def _is_in_flat(own: dict[str, Any]) -> bool:
+    """Whether parameters of a module are parts of one that ``FullyShardedDataParallel`` around it has gathered for the forward."""
+    return "_is_fsdp_managed_module" in own and any(type(tensor) is torch.Tensor for tensor in own["_parameters"].values())
 
 
 def _single(name: str) -> Callable[[dict[str, Any]], tuple[Any]]:
