@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -145,3 +147,116 @@ def test_one_that_has_no_memory_for_copies_leaves_buffers_and_random_state_alone
     assert all(now is then for now, then in zip([*first.buffers(), *second.buffers()], buffers, strict=True))
     assert all(map(torch.equal, buffers, values))
     assert torch.equal(torch.get_rng_state(), drawn)
+
+
+class _Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(3, 3), torch.ones(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.linear(x) * self.scale).sin().exp()
+
+
+def _double(module: nn.Module, args: Any, result: torch.Tensor) -> torch.Tensor:
+    return result * 2
+
+
+@pytest.mark.parametrize("calls_before", [0, 4])
+def test_hooks_stay_where_parameters_are_missing(calls_before):
+    """The replay would take away a hook that was registered since, and finds one parameter too many."""
+    module = _Hooked()
+    run = lowtide.checkpoint(module)
+    for _ in range(calls_before):
+        run(torch.randn(2, 3, requires_grad=True)).sum().backward()
+    loss = run(torch.randn(2, 3, requires_grad=True)).sum()
+    module.linear.register_forward_hook(_double)
+    module.linear.register_parameter("late", nn.Parameter(torch.zeros(1)))
+    with pytest.raises(lowtide.LowtideError):
+        loss.backward()
+    assert [*module.linear._forward_hooks.values()] == [_double]
+    assert [*module.linear._parameters] == ["weight", "bias", "late"]
+
+
+class _Closing(type):
+    """Of a class whose attribute cannot be set back."""
+
+    closed = False
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name == "factor" and _Closing.closed:
+            raise AttributeError("closed")
+        super().__setattr__(name, value)
+
+
+class _First:
+    factor = 3.0
+
+
+class _Second(metaclass=_Closing):
+    factor = 2.0
+
+
+def test_what_was_put_elsewhere_is_put_back_where_an_attribute_refuses(monkeypatch):
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * _First.factor).exp() * _Second.factor
+
+    run = lowtide.checkpoint(body)
+    for _ in range(3):
+        run(torch.randn(3, requires_grad=True)).sum().backward()
+    loss = run(torch.randn(3, requires_grad=True)).sum()
+    monkeypatch.setattr(_First, "factor", 5.0)
+    monkeypatch.setattr(_Second, "factor", 7.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Closing, "closed", True)
+        with pytest.raises(AttributeError, match="closed"):
+            loss.backward()
+    assert (_First.factor, _Second.factor) == (5.0, 7.0)
+
+
+class _Settings(nn.Module):
+    """Reads settings of its own and a tensor elsewhere, which its calls write to."""
+
+    def __init__(self, elsewhere: types.SimpleNamespace) -> None:
+        super().__init__()
+        self.elsewhere, self.count, self.rate = elsewhere, torch.zeros(3), 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.elsewhere.seen.add_(1)
+        return (x * self.rate + self.count + self.elsewhere.seen).sin().exp()
+
+
+def test_what_is_there_stays_where_memory_runs_out_for_copies(monkeypatch):
+    elsewhere = types.SimpleNamespace(seen=torch.zeros(3))
+    module = _Settings(elsewhere)
+    run = lowtide.checkpoint(module)
+    for _ in range(3):
+        run(torch.randn(3, requires_grad=True)).sum().backward()
+    x = torch.randn(3, requires_grad=True)
+    loss = run(x).sum()
+    inside = x.detach() * 0.5 + module.count + elsewhere.seen
+    expected = inside.sin().exp() * inside.cos() * 0.5
+    module.rate = 9.0
+    there = module.count, elsewhere.seen, module.count.clone(), elsewhere.seen.clone()
+    clone = torch.Tensor.clone
+    left = [0]
+
+    def failing(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] == -1:
+            raise MemoryError
+        return clone(tensor, *args, **kwargs)
+
+    for copies in range(4):
+        left[0] = copies
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "clone", failing)
+            with suppress(MemoryError):
+                torch.autograd.grad(loss, x, retain_graph=True)
+        assert module.count is there[0]
+        assert elsewhere.seen is there[1]
+        assert module.count.equal(there[2])
+        assert elsewhere.seen.equal(there[3])
+        assert module.rate == 9.0
+    assert torch.allclose(torch.autograd.grad(loss, x)[0], expected)

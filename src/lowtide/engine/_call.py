@@ -19,8 +19,8 @@ from lowtide.engine._guards._attributes import (
     Attributes,
     SlotTable,
     put_attributes,
-    put_back_attributes,
     put_objects,
+    set_attributes,
     take_attributes,
     take_changed,
 )
@@ -324,7 +324,7 @@ class Call:
             private.set_grad_enabled(grad)
             put_back_outside(outside)
             if attributes is not None:
-                put_back_attributes(attributes)
+                set_attributes(attributes)
             for own, before in moved:
                 own.update(before)
             for value, before_replay in now:

@@ -13,7 +13,7 @@ from lowtide.engine._claims import CLAIMED, WAITING, release
 from lowtide.engine._clock import clock, enter_at
 from lowtide.engine._frame import Frame
 from lowtide.engine._guards._ambient import surroundings, take_ambient
-from lowtide.engine._guards._modules import writable_copy
+from lowtide.engine._guards._memory import writable_copy
 from lowtide.engine._guards._outside import STAND_INS
 from lowtide.engine._guards._random import NO_DEVICES, ONLY_CPU, memory_of_cpu, moved, put_random, take_cpu, take_random
 from lowtide.engine._observers import OBSERVERS

@@ -157,10 +157,20 @@ def take_changed(places: list[tuple[dict[str, Any], str]], overwritten: Containe
 
 def put_attributes(taken: list[Attributes]) -> list[Attributes]:
     """Make the attributes what they were; returns what they are now, to be put back."""
+    return set_attributes(load_attributes(taken))
+
+
+def load_attributes(taken: list[Attributes]) -> list[Attributes]:
+    """What the attributes are to be. Memory may run out, for some are copied."""
     memo: dict[int, Any] = {}
-    before = [(own, name, own.get(name, ABSENT)) for own, name, _ in taken]
-    for own, name, stored in taken:
-        _set(own, name, ABSENT if stored is ABSENT else load(stored, fetch_direct, memo))
+    return [(own, name, ABSENT if stored is ABSENT else load(stored, fetch_direct, memo)) for own, name, stored in taken]
+
+
+def set_attributes(wanted: list[Attributes]) -> list[Attributes]:
+    """Make the attributes these; returns what they are now, to be set again. Nothing can go wrong halfway."""
+    before = [(own, name, own.get(name, ABSENT)) for own, name, _ in wanted]
+    for own, name, value in wanted:
+        _set(own, name, value)
     return before
 
 
@@ -173,12 +183,6 @@ def put_objects(taken: list[tuple[Any, list[Any]]]) -> list[tuple[Any, dict[str,
             moved.append((own, {name: own[name] for name in wanted}))
             own.update(wanted)
     return moved
-
-
-def put_back_attributes(before: list[Attributes]) -> None:
-    """Undo ``put_attributes``."""
-    for own, name, value in before:
-        _set(own, name, value)
 
 
 def modified_in(stored: Any, label: str) -> Iterator[tuple[str, torch.Tensor, int]]:

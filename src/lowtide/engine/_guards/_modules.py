@@ -17,15 +17,15 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from lowtide.engine._guards._attributes import ABSENT, put_attributes, put_back_attributes
+from lowtide.engine._guards._attributes import ABSENT, load_attributes, set_attributes
+from lowtide.engine._guards._memory import put_data, writable_copy
 from lowtide.engine._guards._outside import CONTAINERS
 from lowtide.engine._guards._reading import UNREAD, Settled, same_values, values_of, versions_of
 from lowtide.engine._guards._statistics import Statistics
 from lowtide.engine._guards._structure import Structure, Tables
 from lowtide.errors import InputChangedError
 
-_training_of = itemgetter("training")
-_values_of = dict.values
+_training_of, _values_of = itemgetter("training"), dict.values
 _MOODLESS = (
     *(nn.Linear, nn.LayerNorm, nn.Embedding, nn.Sequential, nn.ModuleList, nn.ModuleDict),
     *(nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid),
@@ -252,19 +252,29 @@ class Watch:
 
     def put(self, wanted: Taken, *, attributes: bool) -> Undo | None:
         """Put the tensors, flags and attributes of another moment in place; returns those that were there, None if they are the same."""
-        structure, hooked = self._structure.put(wanted[4]), bool(wanted[4])
+        structure = self._structure.put(wanted[4])
+        try:
+            return self._put_values(wanted, structure, attributes=attributes)
+        except BaseException:  # those that the replay needs are not there, or memory ran out
+            if structure is not None:
+                self._structure.put_back(structure)
+            raise
+
+    def _put_values(self, wanted: Taken, structure: Tables | None, *, attributes: bool) -> Undo | None:
+        """As ``put``, of all but hooks and modules; what can go wrong comes first."""
         self._structure.check_names()
         tensors: list[Any] = [*chain.from_iterable(map(_values_of, self._tables))]
         training = [*map(_training_of, self._moody)]
         there, then = self._exchangeable(tensors), self._exchangeable(wanted[0])
         same = not self.written and len(there) == len(then) and all(map(is_, there, then))
         moved = self.rebound(wanted, added=True) if attributes and not self._sharded else []
-        if same and training == wanted[2] and not hooked and not moved and structure is None:
+        if same and training == wanted[2] and not wanted[4] and not moved and structure is None:
             return None
-        data = [t.detach() for t in tensors if t is not None and t.is_leaf] if hooked else []
+        data = [t.detach() for t in tensors if t is not None and t.is_leaf] if wanted[4] else []
+        loaded = load_attributes(moved)
         if not same:
             self._put_tensors(then, there, self.written)
-        undo = put_attributes(moved)
+        undo = set_attributes(loaded)
         for own, flag in zip(self._moody, wanted[2], strict=True):
             own["training"] = flag
         return None if same and not data else tensors, training, data, undo, structure
@@ -277,8 +287,8 @@ class Watch:
         if tensors is not None:
             self._put_tensors(self._exchangeable(tensors), None, ())
         if tensors is not None and not self._sharded:
-            _put_data([t for t in tensors if t is not None and t.is_leaf], data)
-        put_back_attributes(attributes)
+            put_data([t for t in tensors if t is not None and t.is_leaf], data)
+        set_attributes(attributes)
         for own, flag in zip(self._moody, training, strict=True):
             own["training"] = flag
         if structure is not None:
@@ -348,8 +358,7 @@ class Watch:
 
     def path_of(self, own: dict[str, Any], name: str) -> str:
         """The path of an attribute, for people."""
-        path = next(path for path, known in zip(self._paths, self._dicts, strict=True) if known is own)
-        return f"{path}.{name}" if path else name
+        return next(f"{path}.{name}" if path else name for path, known in zip(self._paths, self._dicts, strict=True) if known is own)
 
     def written_in(self, tables: set[int]) -> list[str]:
         """Tensors that calls write to, of those in the tables with these ``id``."""
@@ -365,11 +374,6 @@ def _single(name: str) -> Callable[[dict[str, Any]], tuple[Any]]:
     return lambda own: (own[name],)
 
 
-def writable_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A parameter or buffer as it is now, for a call to write to."""
-    return tensor.detach().clone().requires_grad_() if tensor.requires_grad else tensor.clone()
-
-
 def _is_own_container(name: str, value: object) -> bool:
     if type(value) is tuple:  # what is in it may be changed
         return any(type(part) in CONTAINERS for part in value)
@@ -379,13 +383,6 @@ def _is_own_container(name: str, value: object) -> bool:
 def version_of(tensor: torch.Tensor | None) -> int:
     """Tensors of inference mode have no version; they cannot be saved for backward either."""
     return -1 if tensor is None or tensor.is_inference() else tensor._version
-
-
-def _put_data(tensors: list[torch.Tensor], data: list[torch.Tensor]) -> None:
-    """Undo what hooks did to the memory behind parameters: in backward the framework has it where it wants it."""
-    for tensor, before in zip(tensors, data, strict=False):
-        if tensor.shape != before.shape or tensor.data_ptr() != before.data_ptr():
-            tensor.data = before
 
 
 _WATCHES: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()

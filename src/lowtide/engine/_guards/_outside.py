@@ -212,8 +212,16 @@ def put_outside(taken: list[Read]) -> list[tuple[Place, Any]]:
     moved = changed(taken)
     undo = [(place, place.stored()) for place, _, _ in moved]  # all before any is written: two may be one, reached in two ways
     memo: dict[int, Any] = {}
-    for place, value, parts in moved:
-        place.write(value if parts is None or type(parts) is Version else load(parts, fetch_direct, memo))
+    # Before any is written, for memory may run out.
+    values = [value if parts is None or type(parts) is Version else load(parts, fetch_direct, memo) for _, value, parts in moved]
+    written = 0
+    try:
+        for (place, _), value in zip(undo, values, strict=True):
+            place.write(value)
+            written += 1
+    except BaseException:  # the user's own __setattr__ may refuse
+        put_back_outside(undo[:written])
+        raise
     return undo
 
 
