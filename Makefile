@@ -24,7 +24,7 @@ setup: $(READY)
 # The mark is taken away before anything is installed and put back last, so an interrupted set-up is never taken for a
 # finished one: without the mark, the environment is made anew. torch comes first and alone, so that pip takes the build
 # that its configuration prefers, and nothing later pulls in another.
-$(READY): pyproject.toml build_native.py $(wildcard src/lowtide/engine/_native*.[ch])
+$(READY): pyproject.toml build_native.py $(wildcard src/lowtide/_native*.h src/lowtide/*/_native*.[ch])
 	@command -v "$(PYTHON)" >/dev/null || { echo "Python is required: '$(PYTHON)' was not found; install Python 3.10 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is required: '$(PYTHON)' is $(PYTAG); name a newer one: make PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { echo "'$(PYTHON)' cannot make virtual environments: install its venv package (Debian and Ubuntu: apt install python3-venv), or name another: make PYTHON=/path/to/python3" >&2; exit 1; }
@@ -49,13 +49,13 @@ PYTEST := -m pytest -n logical --maxprocesses 4 --dist worksteal
 # that are right. What fails again is wrong; what does not is named in the output and should not stay so.
 ALONE := -m pytest -n 0 --last-failed --last-failed-no-failures none -rA --show-capture no --no-header
 
-OF_THE_ENGINE := tests/engine tests/failures
+COMPILED := tests/engine tests/failures tests/trace
 
 test-core: $(READY)
 	"$(BIN)/python" $(PYTEST) $(ARGS) || { test -z '$(ARGS)' && echo "once more, one by one: what failed" && "$(BIN)/python" $(ALONE); }
 ifeq ($(ARGS),)
-	@echo "once more: the engine's own tests, with its inner loops in Python"
-	LOWTIDE_NATIVE=0 "$(BIN)/python" $(PYTEST) $(OF_THE_ENGINE) || LOWTIDE_NATIVE=0 "$(BIN)/python" $(ALONE) $(OF_THE_ENGINE)
+	@echo "once more: the tests of what is compiled, with the inner loops in Python"
+	LOWTIDE_NATIVE=0 "$(BIN)/python" $(PYTEST) $(COMPILED) || LOWTIDE_NATIVE=0 "$(BIN)/python" $(ALONE) $(COMPILED)
 endif
 
 # Other libraries lie in an environment on top of the core one, which sees what is in that (torch above all) and never changes it.

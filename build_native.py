@@ -1,4 +1,4 @@
-"""Compiles the inner loops of the engine as lowtide is built or installed; where that fails, their twins in Python run.
+"""Compiles the inner loops of the engine and of the tracer as lowtide is built or installed; where that fails, their twins in Python run.
 
 python build_native.py      compiles them in place, for working on them
 """
@@ -14,22 +14,27 @@ from typing import Any
 from setuptools import Distribution, Extension
 
 ROOT = Path(__file__).resolve().parent
-PACKAGE = "src/lowtide/engine"
+PACKAGES = ("src/lowtide/engine", "src/lowtide/trace")
+HELPERS = "src/lowtide/_native_helpers.h"
 
 
-def compile_in_place() -> Path:
-    """Compile ``_native*.c`` and put the result beside it.
+def compile_in_place() -> list[Path]:
+    """Compile ``_native*.c`` of each package and put the results beside them.
 
     Raises:
         SystemExit, Exception: whatever a missing or failing compiler raises.
     """
-    sources = sorted(map(str, (ROOT / PACKAGE).glob("_native*.c")))
-    headers = [str(ROOT / PACKAGE / "_native.h")]
+    return [_compile(package) for package in PACKAGES]
+
+
+def _compile(package: str) -> Path:
+    sources = sorted(map(str, (ROOT / package).glob("_native*.c")))
+    headers = [str(ROOT / package / "_native.h"), str(ROOT / HELPERS)]
     distribution = Distribution({"ext_modules": [Extension("_native", sources, depends=headers)]})
     command: Any = distribution.get_command_obj("build_ext")
     command.ensure_finalized()
     command.build_temp = str(ROOT / "build" / "native")
-    command.build_lib = str(ROOT / PACKAGE)
+    command.build_lib = str(ROOT / package)
     command.run()
     return Path(command.get_ext_fullpath("_native"))
 
@@ -51,9 +56,9 @@ def add_to_wheel(build_data: dict[str, Any], warn: Callable[[str], object]) -> N
     try:
         made = compile_in_place()
     except (Exception, SystemExit) as error:
-        warn(f"lowtide's engine was not compiled, so it runs in Python, which takes longer: {error}")
+        warn(f"lowtide's inner loops were not compiled, so they run in Python, which takes longer: {error}")
         return
-    build_data["artifacts"].append(made.relative_to(ROOT).as_posix())
+    build_data["artifacts"] += [path.relative_to(ROOT).as_posix() for path in made]
     build_data["pure_python"], build_data["infer_tag"] = False, True
 
 
@@ -73,4 +78,4 @@ else:
 
 
 if __name__ == "__main__":
-    print(compile_in_place())
+    print(*compile_in_place(), sep="\n")

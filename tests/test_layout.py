@@ -29,6 +29,7 @@ ORDER = (
     "explain",
     "_torch_private",
     "_torch_compiler",
+    "_torch_tracing",
     "engine",
     "torch_compat",
     "policy",

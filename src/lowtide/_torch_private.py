@@ -1,7 +1,7 @@
 """Private names of torch that lowtide needs, each with what it is for. All were read in 2.11, 2.13 and 2.14.
 
-Nothing else in lowtide may touch a name of torch that starts with an underscore. On a release that was not read the import
-fails: a private name that still exists but means something else would be worse than none.
+Nothing else in lowtide but the files beside this one may touch a name of torch that starts with an underscore. On a release that was not
+read the import fails: a private name that still exists but means something else would be worse than none.
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 # What the engine itself looks at is no business of the user's modes.
 without_function_modes: Callable[[], Any] = torch._C.DisableTorchFunction
 without_dispatch_modes: Callable[[], Any] = torch._C._DisableTorchDispatch
-without_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
 is_functorch_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 functorch_unwrapped: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get_unwrapped
 profiler_active: Callable[[], bool] = torch._C._autograd._profiler_enabled
@@ -181,30 +180,6 @@ class BareDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
-
-
-def is_composite(func: Any) -> bool:
-    """Whether an operator is made of others, so that what it does depends on its arguments."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-
-
-class Unseen:
-    """In here ops go neither through dispatch modes nor through autograd. It may be entered again, but not inside itself."""
-
-    def __enter__(self) -> None:
-        # In force from when they are made.
-        self._modes = without_dispatch_modes()
-        self._autograd = without_autograd()
-
-    def __exit__(self, *exc: object) -> None:
-        self._autograd.__exit__(*exc)
-        self._modes.__exit__(*exc)
-
-
-def running_sequence_number() -> int | None:
-    """The number of the backward node that is running."""
-    node = torch._C._current_autograd_node()
-    return None if node is None else node._sequence_nr()
 
 
 def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -375,11 +350,6 @@ def _runs(frame: FrameType | None, code: CodeType) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def use_counts(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many references in C++ hold this tensor, and how many tensors hold its storage."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
 
 
 def attach_out_of_memory_observer(callback: Callable[[int, int, int, int], None]) -> None:

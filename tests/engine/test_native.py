@@ -314,22 +314,24 @@ def test_without_a_compiler_lowtide_is_installed_all_the_same(monkeypatch: pytes
     build = _build_script()
     if not build.can_compile():
         pytest.skip("another kind of Python, for which nothing is compiled")
-    (tmp_path / build.PACKAGE).mkdir(parents=True)
-    for source in (build.ROOT / build.PACKAGE).glob("_native*.[ch]"):
-        shutil.copy(source, tmp_path / build.PACKAGE)
+    for package in build.PACKAGES:
+        (tmp_path / package).mkdir(parents=True)
+        for source in (build.ROOT / package).glob("_native*.[ch]"):
+            shutil.copy(source, tmp_path / package)
+    shutil.copy(build.ROOT / build.HELPERS, tmp_path / build.HELPERS)
     monkeypatch.setattr(build, "ROOT", tmp_path)
     monkeypatch.setenv("CC", str(tmp_path / "no-such-compiler"))
     data: dict[str, Any] = {"artifacts": []}
     told: list[str] = []
     build.add_to_wheel(data, told.append)
     assert data == {"artifacts": []}
-    assert "runs in Python" in told[0]
+    assert "run in Python" in told[0]
 
 
 def test_what_is_compiled_goes_into_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     build = _build_script()
-    made = build.ROOT / build.PACKAGE / "_native.so"
+    made = [build.ROOT / package / "_native.so" for package in build.PACKAGES]
     monkeypatch.setattr(build, "compile_in_place", lambda: made)
     data: dict[str, Any] = {"artifacts": []}
     build.add_to_wheel(data, pytest.fail)
-    assert data == {"artifacts": ["src/lowtide/engine/_native.so"], "pure_python": False, "infer_tag": True}
+    assert data == {"artifacts": ["src/lowtide/engine/_native.so", "src/lowtide/trace/_native.so"], "pure_python": False, "infer_tag": True}

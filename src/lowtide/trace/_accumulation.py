@@ -11,13 +11,18 @@ from typing import Any
 
 import torch
 
-from lowtide._torch_private import BareDispatchMode, in_backward, use_counts
+from lowtide._torch_private import BareDispatchMode, in_backward
+from lowtide._torch_tracing import use_counts
 
 _ADD = torch.ops.aten.add.Tensor
 
 
 class Accumulation:
-    """Recognises the additions that autograd itself makes."""
+    """Recognises the additions that autograd itself makes.
+
+    Attributes:
+        counts: how many references hold the first argument of one that would be in place, and its storage.
+    """
 
     def __init__(self) -> None:
         """Learn the reference counts from a backward pass of two ops."""
@@ -27,15 +32,18 @@ class Accumulation:
             y = x.sin() + x.cos()
         with probe:
             torch.autograd.grad(y, x)
-        self._counts = probe.counts
+        self.counts = probe.counts
 
     def is_in_place(self, args: tuple[Any, ...]) -> bool:
         """Whether the addition about to run is an accumulation that would write into its first argument were nobody watching."""
         if not in_backward() or torch.is_grad_enabled() or len(args) != 2:
             return False
         into, other = args
-        strided = all(isinstance(t, torch.Tensor) and t.layout == torch.strided for t in args)
-        return strided and into.shape == other.shape and _is_dense(into) and use_counts(into) == self._counts
+        if not (isinstance(into, torch.Tensor) and isinstance(other, torch.Tensor)):
+            return False
+        if into.layout is not torch.strided or other.layout is not torch.strided or into.shape != other.shape:
+            return False
+        return use_counts(into) == self.counts and (into.is_contiguous() or _is_dense(into))
 
 
 class _Probe(BareDispatchMode):  # type: ignore[no-untyped-call]

@@ -45,8 +45,7 @@ class CallTable:
         """Index of the innermost running call."""
         return self._running[-1][0] if self._running else None
 
-    @property
-    def is_replay(self) -> bool:
+    def in_replayed(self) -> bool:
         """Whether the innermost running call was entered in backward: somebody runs a forward again."""
         return bool(self._running) and self._rows[self._running[-1][0]].replayed
 

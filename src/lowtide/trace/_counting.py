@@ -26,6 +26,11 @@ class Counting:
         """Count what lives on this device."""
         return Counting(device, device)
 
+    @property
+    def is_of_cpu(self) -> bool:
+        """Whether what counts is what the tensors of the CPU need, as they say it."""
+        return self.device is self.lives_on and self.device.type == "cpu"
+
     def size(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> int:
         """Bytes of a tensor's storage, rounded up to what the allocator hands out; 0 for one that lives elsewhere."""
         if tensor.device != self.lives_on:

@@ -44,31 +44,37 @@ def real_execution(device: torch.device) -> Execution:
 
 
 class CpuExecution:
-    """Bytes come from the CPU allocator's events."""
+    """Bytes come from the CPU allocator's events.
+
+    Attributes:
+        known: the kinds of ops, by what those of a kind have in common.
+        kinds: kind of each op that ran.
+        peaks_seen: the most bytes above its start for each op that ran.
+    """
 
     is_fake = False
 
     def __init__(self) -> None:
         """Nothing has run yet."""
-        self._known = Kinds()
-        self._kinds: list[Kind] = []
-        self._peaks: list[int] = []
+        self.known = Kinds()
+        self.kinds: list[Kind] = []
+        self.peaks_seen: list[int] = []
         # On one thread an op takes the time of that thread: what other programs take of the machine meanwhile is none of it.
         own = torch.get_num_threads() == 1 and time.get_clock_info("thread_time").resolution <= _FINE_S
         self._clock = time.thread_time_ns if own else time.perf_counter_ns
 
     def run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], like: Hashable) -> Any:
         """Run one op. It is timed, and its allocations are observed, where not enough is known of its kind."""
-        kind = self._known[like]
+        kind = self.known[like]
         if facts.varies or (kind.peak_bytes is None and not facts.view):
-            out, kind.peak_bytes = run_and_peak(lambda: self._timed(kind, facts.func, args, kwargs))
+            out, kind.peak_bytes = run_and_peak(lambda: self._timed(kind, facts.call, args, kwargs))
         elif len(kind.seconds) < ENOUGH:
-            out = self._timed(kind, facts.func, args, kwargs)
+            out = self._timed(kind, facts.call, args, kwargs)
         else:
-            out = facts.func(*args, **kwargs)
+            out = facts.call(*args, **kwargs)
         # Only now, for an op that raises is none of the step, which may well go on.
-        self._kinds.append(kind)
-        self._peaks.append(kind.peak_bytes or 0)
+        self.kinds.append(kind)
+        self.peaks_seen.append(kind.peak_bytes or 0)
         return out
 
     def _timed(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -80,11 +86,11 @@ class CpuExecution:
 
     def seconds(self) -> Sequence[float]:
         """What is typical of each op's kind: of its thread where it has one, else by the wall clock."""
-        return typical_seconds(self._kinds)
+        return typical_seconds(self.kinds)
 
     def peaks(self) -> Sequence[int]:
         """Bytes above the start for every op."""
-        return self._peaks
+        return self.peaks_seen
 
     def returned(self) -> Sequence[Sequence[int]]:
         """Tensors say what there is."""
@@ -110,7 +116,7 @@ class CudaExecution:
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         start = time.perf_counter_ns()
-        out = facts.func(*args, **kwargs)
+        out = facts.call(*args, **kwargs)
         torch.cuda.synchronize(self._device)
         kind.seconds.append((time.perf_counter_ns() - start) / 1e9)
         self._kinds.append(kind)

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from lowtide._torch_private import graph_task_id
 from lowtide.records import CallSite, Category, FunctionCall
+from lowtide.trace._acceleration import records_of
 from lowtide.trace._storages import StorageTable
 
 _ACTIVATION = Category.ACTIVATION
@@ -60,4 +61,5 @@ class FunctionTable(TorchFunctionMode):
         """The rows as records. Of functions that sometimes run an op all calls are, for they are counted to tell them apart."""
         names = {function: CallSite(function, "function").function_name for function in {function for function, *_ in self._rows}}
         ran = {names[function] for function, _, start, end, _ in self._rows if end > start}
-        return tuple([FunctionCall(names[row[0]], *row[1:]) for row in self._rows if names[row[0]] in ran])
+        rows = [(names[function], *row) for function, *row in self._rows if names[function] in ran]
+        return records_of(FunctionCall, *zip(*rows, strict=True)) if rows else ()

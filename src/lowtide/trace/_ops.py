@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lowtide._torch_private import is_composite
+from lowtide._torch_tracing import is_composite, kernel_of
 
 _STRIDED = torch.strided
 # Those of torch.distributed, in its three spellings.
@@ -25,6 +25,7 @@ class OpFacts:
 
     Attributes:
         func: the operator, whose identity stays its own as long as it is held here.
+        call: calls it, without the function of Python by which one calls operators.
         name: operator with overload.
         written: position and name of each argument that it changes in place.
         random: it draws from a generator.
@@ -36,6 +37,7 @@ class OpFacts:
     """
 
     func: Any
+    call: Any
     name: str
     written: tuple[tuple[int, str], ...]
     random: bool
@@ -71,7 +73,7 @@ def _read(func: Any) -> OpFacts:
     # Results that are handed in (``out=``) are made to fit. Of operators of other libraries nothing is known.
     varies = func.namespace != "aten" or not _BY_VALUE.isdisjoint(func.tags) or any(a.kwarg_only for _, a in arguments)
     recorded, alike = func.namespace not in _NO_WORK, view and not varies
-    return OpFacts(func, str(func), written, random, func.namespace in _COLLECTIVE, recorded, view, varies, alike)
+    return OpFacts(func, kernel_of(func), str(func), written, random, func.namespace in _COLLECTIVE, recorded, view, varies, alike)
 
 
 def look_at(values: Iterable[Any], tensors: list[torch.Tensor], description: list[Any], _tensor: type[torch.Tensor] = torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -14,15 +15,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from lowtide import _torch_compiler as torch_compiler
-from lowtide._torch_private import BareDispatchMode, Unseen, graph_task_id
+from lowtide._torch_private import BareDispatchMode, graph_task_id
+from lowtide._torch_tracing import unseen
 from lowtide.engine import in_replay, transforms_allowed
 from lowtide.policy import fingerprint
 from lowtide.records import MEASURED, Category, Phase, StepTrace
+from lowtide.trace import _native_parts as _native_parts  # what is compiled is given what it uses
+from lowtide.trace._acceleration import native
 from lowtide.trace._accumulation import Accumulation
 from lowtide.trace._buckets import bucket_sizes, with_buckets
 from lowtide.trace._calls import CallTable
 from lowtide.trace._counting import Counting
-from lowtide.trace._execution import Execution
+from lowtide.trace._execution import CpuExecution, Execution
 from lowtide.trace._functions import FunctionTable
 from lowtide.trace._gathers import with_gathers
 from lowtide.trace._keep import Keep
@@ -67,13 +71,35 @@ class Recorder(BareDispatchMode):
         self._ops, self._stand_in = OpTable(), stand_in
         clock = self._ops.clock
         # None of these refers to the recorder, which would then, with all its rows, be left to the garbage collector.
-        self._storages = StorageTable(counting, clock, None if stand_in is None else self._stood_in)
+        self._storages = StorageTable(counting, self._ops.rows, None if stand_in is None else self._stood_in)
         self._calls = CallTable(self._storages, clock)
-        bare = Unseen()
-        unseen = self._pause_without_gradients if stand_in else lambda: bare
-        self._functions = functions = FunctionTable(self._storages, clock, self._calls.current)
-        self._saved = SavedTable(self._storages, clock, self._calls.current, lambda: functions.running_since, unseen, keep)
+        bare = unseen()
+        aside = self._pause_without_gradients if stand_in else lambda: bare
+        self._functions = FunctionTable(self._storages, clock, self._calls.current)
+        self._saved = SavedTable(self._storages, self._ops.rows, self._calls.current, self._functions, aside, keep)
         self._accumulation = Accumulation()
+        self._compiled: Any = None if self._storages.compiled is None else self._compiled_by(native)
+
+    def _compiled_by(self, native: Any) -> Any:
+        """What does the same as ``__torch_dispatch__``, compiled."""
+        storages, ops, calls, execution = self._storages, self._ops, self._calls, self._execution
+        timed = execution if isinstance(execution, CpuExecution) else None
+        return native.Recording(
+            storages=storages.compiled,
+            ops=ops.rows,
+            makers=ops.maker_of_node,
+            kinds=timed and timed.known,
+            kinds_of_ops=timed and timed.kinds,
+            peaks=timed and timed.peaks_seen,
+            running=storages.running,
+            refills=storages.refills,
+            note_emptied=storages.note_emptied,
+            is_replay=calls.in_replayed,
+            is_in_place=self._accumulation.is_in_place,
+            counts=self._accumulation.counts,
+            move=storages.move,
+            run=execution.run,
+        )
 
     def _stood_in(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._stand_in is not None
@@ -112,6 +138,9 @@ class Recorder(BareDispatchMode):
             stack.callback(self._calls.unwatch)
             self._calls.watch(self._model)
             self._watch_phases(stack)
+            if self._compiled is not None:
+                self.__torch_dispatch__ = MethodType(self._compiled.dispatch, self)  # type: ignore[method-assign]
+                stack.callback(vars(self).pop, "__torch_dispatch__")  # it refers to the recorder
             stack.enter_context(self._saved.hooks())
             stack.enter_context(transforms_allowed())
             with self, self._functions:
@@ -157,10 +186,12 @@ class Recorder(BareDispatchMode):
 
     def _optimizer_running(self, running: bool) -> None:
         self._in_optimizer = running
+        if self._compiled is not None:
+            self._compiled.in_optimizer = running
 
     def _phase(self) -> Phase:
         if graph_task_id() != -1:
-            return _REPLAY if in_replay() or self._calls.is_replay else _BACKWARD
+            return _REPLAY if in_replay() or self._calls.in_replayed() else _BACKWARD
         # Optimizers update without recording gradients; a closure that they call records them.
         return _OPTIMIZER if self._in_optimizer and not torch.is_grad_enabled() else _FORWARD
 

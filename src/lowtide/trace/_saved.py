@@ -10,37 +10,27 @@ storages is always about to go.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from lowtide._torch_private import FakeTensor, is_zero_tensor, running_node_name, without_dispatch_modes
+from lowtide._torch_private import FakeTensor, is_zero_tensor, running_node_name
+from lowtide._torch_tracing import no_modes
 from lowtide.records import Category, SavedTensor
+from lowtide.trace._acceleration import native, records_of
+from lowtide.trace._functions import FunctionTable
 from lowtide.trace._keep import Keep, Kept, Like
 from lowtide.trace._storages import StorageTable
 
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
 """Types of which nothing is lost when a tensor is made anew on a copy of its storage."""
+_UNUSED = (None, "", True)
 
 
-@dataclass(slots=True)
-class _Row:
-    storage: int
-    bytes: int
-    call: int | None
-    position: int
-    copy: int | None
-    dtype: torch.dtype
-    shape: torch.Size
-    tensor: weakref.ref[torch.Tensor]
-    at_end: bool
-    used: int | None = None
-    released: int | None = None
-    node: str = ""
-    shared: bool = True
+# Storage, bytes, call, position, copy, type, shape, the tensor itself, and whether a function was at its end.
+_Row = tuple[int, int, int | None, int, int | None, torch.dtype, torch.Size, "weakref.ref[torch.Tensor]", bool]
 
 
 class _Copy:
@@ -55,13 +45,13 @@ class _Copy:
 class _Slot:
     """What autograd holds instead of the tensor; its end is the release."""
 
-    __slots__ = ("_clock", "copy", "kept", "row")
+    __slots__ = ("_ops", "_released", "copy", "kept", "row")
 
-    def __init__(self, row: _Row, kept: Kept, copy: _Copy | None, clock: Callable[[], int]) -> None:
-        self.row, self.kept, self.copy, self._clock = row, kept, copy, clock
+    def __init__(self, row: int, kept: Kept, copy: _Copy | None, released: list[int | None], ops: list[Any]) -> None:
+        self.row, self.kept, self.copy, self._released, self._ops = row, kept, copy, released, ops
 
     def __del__(self) -> None:
-        self.row.released = self._clock()
+        self._released[self.row] = len(self._ops)
 
 
 class SavedTable:
@@ -69,9 +59,9 @@ class SavedTable:
 
     Args:
         storages: the table of storages.
-        clock: the number of ops that have run.
+        ops: those that have run: their number is the clock.
         current_call: index of the innermost module call, if any.
-        function_start: how many ops had run when the function that runs was called, if one does.
+        functions: knows since when a function runs.
         unseen: a context in which neither the tracer nor autograd sees ops.
         keep: makes the copies.
     """
@@ -79,17 +69,19 @@ class SavedTable:
     def __init__(
         self,
         storages: StorageTable,
-        clock: Callable[[], int],
+        ops: list[Any],
         current_call: Callable[[], int | None],
-        function_start: Callable[[], int | None],
+        functions: FunctionTable,
         unseen: Callable[[], Any],
         keep: Keep,
     ) -> None:
         """Start an empty table."""
-        self._keep = keep
-        self._storages, self._clock, self._current_call, self._unseen = storages, clock, current_call, unseen
-        self._function_start = function_start
+        self._storages, self._ops, self._current_call, self._functions = storages, ops, current_call, functions
+        self._unseen, self._no_modes, self._keep = unseen, no_modes(), keep
+        # Columns. Of each first use its time, the node, and whether the tensor was still there.
         self._rows: list[_Row] = []
+        self._uses: list[tuple[int, str, bool] | None] = []
+        self._released: list[int | None] = []
         self._copies: dict[tuple[int, int], weakref.ref[_Copy]] = {}
         self._copy_count = 0
         # By copy that was handed to backward: when the storage that it got died, None while it is alive.
@@ -98,7 +90,27 @@ class SavedTable:
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
         """The context under which saved tensors are recorded."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        compiled = self._storages.compiled
+        if native is None or compiled is None:
+            return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        # The table does not refer to what is made here, which refers to it.
+        saving = native.Saving(
+            storages=compiled,
+            made=self._rows,
+            uses=self._uses,
+            released=self._released,
+            copies=self._copies,
+            refilled=self._storages.refilled_rows,
+            running=self._storages.running,
+            ops=self._ops,
+            functions=self._functions,
+            watches=self._watches,
+            without_modes=self._no_modes,
+            copied=self._copied,
+            rebuilt=self._rebuilt,
+            handed_out=self._hand_out,
+        )
+        return torch.autograd.graph.saved_tensors_hooks(saving, saving.unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         if tensor.layout is not torch.strided:  # made of tensors that may be saved by others as well
@@ -107,20 +119,14 @@ class SavedTable:
         if not found or self._storages.is_refilled(found[0]):
             return tensor
         kept, copy = self._kept(tensor, found[0])
-        now, start = self._clock(), self._function_start()
-        row = _Row(
-            found[0],
-            tensor.nbytes,
-            self._current_call(),
-            now,
-            None if copy is None else copy.index,
-            tensor.dtype,
-            tensor.shape,
-            weakref.ref(tensor),
-            start is not None and start < now,
-        )
-        self._rows.append(row)
-        return _Slot(row, kept, copy, self._clock)
+        now, start = len(self._ops), self._functions.running_since
+        position = None if copy is None else copy.index
+        at_end = start is not None and start < now
+        about = (found[0], tensor.nbytes, self._current_call(), now, position, tensor.dtype, tensor.shape, weakref.ref(tensor), at_end)
+        self._rows.append(about)
+        self._uses.append(None)
+        self._released.append(None)
+        return _Slot(len(self._rows) - 1, kept, copy, self._released, self._ops)
 
     def _kept(self, tensor: torch.Tensor, storage: int) -> tuple[Kept, _Copy | None]:
         """How to get a tensor back, and the copy that this needs."""
@@ -129,11 +135,12 @@ class SavedTable:
         version = (storage, tensor._version)
         known = self._copies.get(version)
         copy = None if known is None else known()
-        if copy is not None:
-            return copy.like(tensor), copy
+        return self._copied(tensor, version) if copy is None else (copy.like(tensor), copy)
+
+    def _copied(self, tensor: torch.Tensor, version: tuple[int, int]) -> tuple[Kept, _Copy]:
         with self._unseen():
             kept, like = self._keep(tensor)
-        copy = _Copy(like, self._copy_count, storage)
+        copy = _Copy(like, self._copy_count, version[0])
         self._copy_count += 1
         self._copies[version] = weakref.ref(copy)
         return kept, copy
@@ -142,18 +149,21 @@ class SavedTable:
         if not isinstance(packed, _Slot):
             return packed  # type: ignore[no-any-return]
         row, kept = packed.row, packed.kept
-        if row.used is None:
-            row.used, row.node, row.shared = self._clock(), running_node_name(), row.tensor() is not None
+        if self._uses[row] is None:
+            self._uses[row] = (len(self._ops), running_node_name(), self._rows[row][7]() is not None)
         if packed.copy is None:
             return kept  # type: ignore[return-value]
         if isinstance(kept, torch.Tensor):
-            with without_dispatch_modes():
+            with self._no_modes:
                 tensor = kept.data  # another one each time, of which no graph hears
         else:
-            with self._unseen():
-                tensor = kept()
+            tensor = self._rebuilt(kept)
         self._hand_out(tensor, packed.copy)
         return tensor
+
+    def _rebuilt(self, kept: Callable[[], torch.Tensor]) -> torch.Tensor:
+        with self._unseen():
+            return kept()
 
     def _hand_out(self, tensor: torch.Tensor, copy: _Copy) -> None:
         """A tensor on a copy is on its way to backward: from now on the copy stands for the storage that was saved."""
@@ -165,7 +175,7 @@ class SavedTable:
             self._copy_died[copy.index] = None
 
     def _copy_gone(self, key: int, index: int, _: object) -> None:
-        self._copy_died[index] = self._clock()
+        self._copy_died[index] = len(self._ops)
         self._watches.pop(key, None)
         self._storages.drop_alias(key)
 
@@ -175,31 +185,24 @@ class SavedTable:
         A copy that outlived its slots was handed on by backward (as a gradient, say): the plain run would have
         held the original as long, so the last slot counts as released then.
         """
-        end = self._clock()
-        released = [end if row.released is None else row.released for row in self._rows]
+        if not self._rows:
+            return ()
+        storages, sizes, calls, positions, copies, dtypes, shapes, _, at_end = zip(*self._rows, strict=True)
+        uses = [_UNUSED if use is None else use for use in self._uses]
+        used, nodes, shared = zip(*uses, strict=True)
+        names = {dtype: str(dtype).removeprefix("torch.") for dtype in set(dtypes)}
+        columns = (used, self._true_releases(copies), nodes, [names[dtype] for dtype in dtypes], list(map(tuple, shapes)), shared, at_end)
+        return records_of(SavedTensor, storages, sizes, calls, positions, *columns)
+
+    def _true_releases(self, copies: Sequence[int | None]) -> list[int]:
+        """When autograd let go of each, given the copy of each."""
+        end = len(self._ops)
+        released = [end if op is None else op for op in self._released]
         last: dict[int, int] = {}
-        for index, row in enumerate(self._rows):
-            if row.copy is not None and released[last.setdefault(row.copy, index)] <= released[index]:
-                last[row.copy] = index
+        for index, copy in enumerate(copies):
+            if copy is not None and released[last.setdefault(copy, index)] <= released[index]:
+                last[copy] = index
         for copy, index in last.items():
             died = self._copy_died.get(copy, 0)
             released[index] = max(released[index], end if died is None else died)
-        names = {dtype: str(dtype).removeprefix("torch.") for dtype in {row.dtype for row in self._rows}}
-        return tuple(
-            [
-                SavedTensor(
-                    r.storage,
-                    r.bytes,
-                    r.call,
-                    r.position,
-                    r.used,
-                    gone,
-                    r.node,
-                    names[r.dtype],
-                    tuple(r.shape),
-                    r.shared,
-                    r.at_end,
-                )
-                for r, gone in zip(self._rows, released, strict=True)
-            ]
-        )
+        return released

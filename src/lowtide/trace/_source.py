@@ -16,7 +16,8 @@ _WORKLOADS = os.path.join(_LOWTIDE, "workloads", "")
 
 
 @lru_cache(maxsize=4096)
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Whether a file is neither of torch nor of lowtide."""
     if filename.startswith(_TYPED):
         return True
     if filename.startswith((_TORCH, "<")) or "contextlib" in filename:
@@ -30,7 +31,7 @@ def source_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if _is_users(filename):
+        if is_users(filename):
             return f"{filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from lowtide._torch_private import Unseen, is_functorch_wrapped
+from lowtide._torch_private import is_functorch_wrapped
+from lowtide._torch_tracing import unseen
 
 _PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -21,5 +22,5 @@ def parts_of_sparse(tensor: torch.Tensor) -> list[torch.Tensor]:
     names = _PARTS.get(tensor.layout)
     if names is None or type(tensor) not in _PLAIN or is_functorch_wrapped(tensor):
         return []
-    with Unseen():
+    with unseen():
         return [getattr(tensor, name)() for name in names]

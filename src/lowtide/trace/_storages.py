@@ -13,11 +13,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
+from types import ModuleType
+from typing import Any
 
 import torch
 
 from lowtide._torch_private import FakeTensor, is_functorch_wrapped
 from lowtide.records import Category, Storage
+from lowtide.trace._acceleration import native, records_of
 from lowtide.trace._counting import Counting
 from lowtide.trace._sparse import parts_of_sparse
 
@@ -31,20 +34,19 @@ class StorageTable:
 
     Args:
         counting: how bytes are counted; storages on other devices are rows of zero bytes.
-        clock: the number of ops that have run.
+        ops: those that have run: their number is the clock.
         stand_in: what is entered in a tensor's place.
 
     Attributes:
         running: the module calls that are running, the innermost last: index, and first op.
         replaced: call and row of each storage that was there before the call and died while it ran.
         refills: key and row of every storage that was empty at the start and was filled.
+        refilled_rows: the rows among them.
     """
 
-    def __init__(
-        self, counting: Counting, clock: Callable[[], int], stand_in: Callable[[torch.Tensor], torch.Tensor] | None = None
-    ) -> None:
+    def __init__(self, counting: Counting, ops: list[Any], stand_in: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
         """Start an empty table."""
-        self._counting, self._clock, self._stand_in = counting, clock, stand_in
+        self._counting, self._clock, self._stand_in = counting, ops.__len__, stand_in
         self.running: list[tuple[int, int]] = []
         self.replaced: list[tuple[int, int]] = []
         # By row. Columns, for to append to five lists takes half the time of making an object.
@@ -60,7 +62,31 @@ class StorageTable:
         self._empty_at_start: set[int] = set()
         self._full: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.refills: list[tuple[int, int]] = []
-        self._refilled_rows: set[int] = set()
+        self.refilled_rows: set[int] = set()
+        # Until it is closed it refers to the table, and the table to it.
+        self.compiled: Any = None if native is None or stand_in is not None else self._compiled(native, ops)
+        if self.compiled is not None:
+            self.rows_of = self.compiled.rows_of  # type: ignore[method-assign]
+
+    def _compiled(self, native: ModuleType, ops: list[Any]) -> Any:
+        """What does the same as ``rows_of`` and ``_gone``, compiled."""
+        return native.Storages(
+            row_of=self._row_of,
+            sizes=self._bytes,
+            categories=self._categories,
+            born=self._born,
+            freed=self._freed,
+            resident=self._resident,
+            watches=self._watches,
+            at_start=self._at_start,
+            empty_at_start=self._empty_at_start,
+            running=self.running,
+            ops=ops,
+            size=None if self._counting.is_of_cpu else self._counting.size,
+            entered=self._entered,
+            other=self._rows_of_other,
+            note_replaced=self._note_replaced,
+        )
 
     def remember_resident(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note what is alive before the step, so that it is told from what the step allocates."""
@@ -129,7 +155,7 @@ class StorageTable:
         if size:
             self._full[storage._cdata] = weakref.ref(storage)
             self.refills.append((storage._cdata, row))
-            self._refilled_rows.add(row)
+            self.refilled_rows.add(row)
         return row
 
     def _add(self, size: int, category: Category, born: int, freed: int | None, resident: bool) -> int:
@@ -153,7 +179,7 @@ class StorageTable:
 
     def is_refilled(self, row: int) -> bool:
         """Whether a row is of a storage that is filled and emptied: no saved tensor keeps its bytes."""
-        return row in self._refilled_rows
+        return row in self.refilled_rows
 
     def _watch(self, storage: torch.UntypedStorage, row: int) -> int:
         key = storage._cdata
@@ -205,11 +231,13 @@ class StorageTable:
         """The rows as records; what is still alive outlives the step."""
         end = self._clock()
         freed = [end if op is None else op for op in self._freed]
-        return tuple(map(Storage, self._bytes, self._categories, self._born, freed, self._resident))
+        return records_of(Storage, self._bytes, self._categories, self._born, freed, self._resident)
 
     def close(self) -> None:
         """Stop watching."""
         self._watches.clear()
+        if self.compiled is not None:
+            self.compiled.close()
         self._at_start.clear()
         self._full.clear()
 
