@@ -30,6 +30,7 @@ ORDER = (
     "_torch_private",
     "_torch_compiler",
     "_torch_tracing",
+    "_torch_groups",
     "engine",
     "torch_compat",
     "policy",

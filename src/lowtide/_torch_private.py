@@ -15,6 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses import FakeTensor as FakeTensor
 from torch._subclasses import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
@@ -313,26 +314,13 @@ def storage_key(tensor: torch.Tensor) -> int:
         return 0
 
 
-def process_groups() -> list[Any]:
-    """The groups of processes that this one is in, for their timeouts."""
-    from torch.distributed import distributed_c10d
-
-    return list(distributed_c10d._world.pg_map)
-
-
-def timeout_of(group: Any) -> Any:
-    """How long a collective of a group waits, as a ``timedelta``; ``None`` where its backend does not say."""
-    try:
-        return group._get_backend(group._device_types[0]).options._timeout
-    except (AttributeError, RuntimeError, IndexError):
-        return None
-
-
-def set_timeout(group: Any, timeout: Any) -> None:
-    """How long collectives of a group wait from now on."""
-    from torch.distributed import distributed_c10d
-
-    distributed_c10d._set_pg_timeout(timeout, group)
+HOOKS_OF_ALL_MODULES: tuple[dict[int, Any], ...] = (
+    nn.modules.module._global_forward_pre_hooks,
+    nn.modules.module._global_forward_hooks,
+    nn.modules.module._global_forward_hooks_with_kwargs,
+    nn.modules.module._global_forward_hooks_always_called,
+)
+"""What ``register_module_forward_pre_hook`` and ``register_module_forward_hook`` register, and which of these are special, by number."""
 
 
 def in_input_backward() -> bool:

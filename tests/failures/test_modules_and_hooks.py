@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+
+import lowtide
+from lowtide import _torch_private as private
 
 
 def _times(factor):
@@ -92,3 +97,45 @@ def test_exchanged_between_forward_and_backward(compare, between, start):
         return seen
 
     compare(scenario)
+
+
+def _doubled(module: nn.Module, args: Any, result: torch.Tensor) -> torch.Tensor | None:
+    return result * 2 if isinstance(module, nn.Linear) else None
+
+
+def _doubled_before(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+    return (args[0] * 2,) if isinstance(module, nn.Linear) else None
+
+
+def _of_all_modules(before: bool) -> Any:
+    if before:
+        return nn.modules.module.register_module_forward_pre_hook(_doubled_before)
+    return nn.modules.module.register_module_forward_hook(_doubled)
+
+
+@pytest.mark.parametrize("calls_before", [0, 1, 4])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("registered", ["between", "before forward", "before forward, removed between"])
+def test_hooks_of_all_modules(registered, before, nested, calls_before):
+    layer = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    inner = lowtide.checkpoint(layer)
+    run = lowtide.checkpoint(nn.Sequential(nn.Tanh(), layer)) if not nested else lowtide.checkpoint(lambda x: inner(x.tanh()))
+    for _ in range(calls_before):
+        run(torch.randn(2, 3, requires_grad=True)).sum().backward()
+    x = torch.randn(2, 3, requires_grad=True)
+    handle = _of_all_modules(before) if registered != "between" else None
+    try:
+        expected = torch.autograd.grad(layer(x.tanh()).sin().sum(), [x, *layer.parameters()])
+        loss = run(x).sin().sum()
+        if handle is not None and registered.endswith("removed between"):
+            handle.remove()
+        elif handle is None:
+            handle = _of_all_modules(before)
+        tables = [dict(table) for table in private.HOOKS_OF_ALL_MODULES]
+        found = torch.autograd.grad(loss, [x, *layer.parameters()])
+        assert tables == [dict(table) for table in private.HOOKS_OF_ALL_MODULES]
+    finally:
+        handle.remove()
+    assert all(map(torch.equal, found, expected))
+    assert not any(private.HOOKS_OF_ALL_MODULES)

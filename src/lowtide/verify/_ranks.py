@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from lowtide import _torch_private as private
+from lowtide import _torch_groups as groups_of_torch
 
 T = TypeVar("T")
 
@@ -63,15 +63,15 @@ class Ranks:
     @contextmanager
     def bounded(self) -> Iterator[None]:
         """While in this context, collectives of the step give up after a time."""
-        groups = [] if self._group is None else [group for group in private.process_groups() if group is not self._group]
-        before = [(group, private.timeout_of(group)) for group in groups]
+        groups = [] if self._group is None else [group for group in groups_of_torch.process_groups() if group is not self._group]
+        before = [(group, groups_of_torch.timeout_of(group)) for group in groups]
         known = [(group, timeout) for group, timeout in before if timeout is not None]
         for group, timeout in known:
-            private.set_timeout(group, min(timeout, self._timeout))
+            groups_of_torch.set_timeout(group, min(timeout, self._timeout))
         try:
             yield
         finally:
             for group, timeout in known:
-                private.set_timeout(group, timeout)
+                groups_of_torch.set_timeout(group, timeout)
             if self._group is not None:
                 dist.destroy_process_group(self._group)

@@ -1,4 +1,4 @@
-"""Which modules are in a module, and which hooks they have: a replay runs those that the forward ran."""
+"""Which modules are in a module, and which hooks they have, and all modules: a replay runs those that the forward ran."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from lowtide import _torch_private as private
 from lowtide.engine._guards._reading import same_values
 from lowtide.errors import InputChangedError
 
@@ -73,14 +74,14 @@ class Structure:
         made = RemovableHandle.next_id
         if made == self._bare:
             return _NONE
-        found = [(table, dict(table)) for table in self._hooks if table]
+        found = [*((table, dict(table)) for table in self._hooks if table), *_hooks_of_all()]
         if not found:
             self._bare = made
         return found
 
     def put(self, hooks: Tables) -> Tables | None:
         """Put modules back that were there, and hooks of another moment; returns what is to be put back, ``None`` if they are the same."""
-        moved = [(family, dict(family)) for family, then in self._families if not _is_same(family, then)]
+        moved: Tables = [(family, dict(family)) for family, then in self._families if not _is_same(family, then)]
         for family, then in self._families:
             _set(family, then)
         now = self.hooks()
@@ -91,6 +92,11 @@ class Structure:
                 if not _is_same(table, content):
                     moved.append((table, dict(table)))
                     _set(table, content)
+            there = {id(table): content for table, content in _hooks_of_all()}
+            for table in private.HOOKS_OF_ALL_MODULES:
+                if not _is_same(there.get(id(table), {}), wanted.get(id(table), {})):
+                    moved.append((table, there.get(id(table), {})))
+                    _set(table, wanted.get(id(table), {}))
         if moved:
             _count_hooks_anew()
         return moved or None
@@ -115,11 +121,26 @@ def _hooks_of(module: nn.Module) -> tuple[Table, ...]:
     )
 
 
+def _hooks_of_all() -> Tables:
+    """The hooks of all modules, but for lowtide's own, which look on while regions run."""
+    own = _own()
+    found = [(table, {key: hook for key, hook in table.items() if key not in own}) for table in private.HOOKS_OF_ALL_MODULES if table]
+    return [(table, content) for table, content in found if content]
+
+
+def _own() -> set[Any]:
+    hooks = chain.from_iterable(table.items() for table in private.HOOKS_OF_ALL_MODULES[:2])
+    return {key for key, hook in hooks if getattr(hook, "__module__", "").startswith("lowtide.")}
+
+
 def _is_same(one: Table, other: Table) -> bool:
     return len(one) == len(other) and all(map(is_, one.values(), other.values())) and list(one) == list(other)
 
 
 def _set(table: Table, content: Table) -> None:
+    """Put into a table what is to be in it; lowtide's own hooks stay."""
     if not _is_same(table, content):
+        own = {key: table[key] for key in _own() & table.keys()} if any(table is each for each in private.HOOKS_OF_ALL_MODULES) else {}
         table.clear()
         table.update(content)
+        table.update(own)
