@@ -264,3 +264,27 @@ def test_memory_that_stands_for_zeros_is_not_compared(compare):
         return seen
 
     compare(scenario, check_values=True)
+
+
+class _Inside(nn.Module):
+    """Runs a transform inside; as a module, whose calls could go the short way."""
+
+    def __init__(self, transform: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer, self.transform = nn.Linear(3, 3), transform
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.transform(lambda row: (row.sin() * row).sum())(self.layer(x)).tanh().exp()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("transform", [grad, lambda f: vmap(grad(f)), lambda f: lambda x: vjp(f, x)[1](torch.ones(()))[0]])
+def test_transforms_in_a_module_that_is_called_again(transform, nested):
+    module = _Inside(transform)
+    inner = lowtide.checkpoint(module)
+    run = lowtide.checkpoint(lambda x: inner(x.cos())) if nested else inner
+    for _ in range(5):
+        x = torch.randn(2, 3, requires_grad=True)
+        found = torch.autograd.grad(run(x).sum(), [x, *module.parameters()])
+        expected = torch.autograd.grad(module(x.cos() if nested else x).sum(), [x, *module.parameters()])
+        assert all(map(torch.equal, found, expected))

@@ -692,6 +692,14 @@ static PyMethodDef functions[] = {
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_native", .m_size = -1, .m_methods = functions};
 
+/* Have objects of a type say whose they are: whether hooks are lowtide's is told by it, see _transforms.py. */
+static int say_module(PyTypeObject *type) {
+    PyObject *whose = PyUnicode_FromString("lowtide.engine._native");
+    int failed = whose == NULL || PyDict_SetItemString(type->tp_dict, "__module__", whose);
+    Py_XDECREF(whose);
+    return failed;
+}
+
 PyMODINIT_FUNC PyInit__native(void) {
     struct { PyObject **name; const char *text; } names[] = {
         {&name_version, "_version"}, {&name_dtype, "dtype"}, {&name_shape, "shape"}, {&name_requires_grad, "requires_grad"},
@@ -701,6 +709,7 @@ PyMODINIT_FUNC PyInit__native(void) {
     for (size_t index = 0; index < sizeof(names) / sizeof(names[0]); index++)
         if ((*names[index].name = PyUnicode_InternFromString(names[index].text)) == NULL) return NULL;
     if (PyType_Ready(&SlotType) || PyType_Ready(&PackingType) || PyType_Ready(&FillingType)) return NULL;
+    if (say_module(&PackingType) || say_module(&FillingType)) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || PyModule_AddIntConstant(module, "API", API) || add_guards(module) || add_settled(module) || add_short(module) ||
         add_unpack(module) || add_outside(module) ||
