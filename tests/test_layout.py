@@ -27,6 +27,7 @@ ORDER = (
     "workload",
     "plan",
     "explain",
+    "_native_loading",
     "_torch_private",
     "_torch_compiler",
     "_torch_tracing",

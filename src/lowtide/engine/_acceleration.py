@@ -9,21 +9,6 @@ twins run where there was no compiler, and where LOWTIDE_NATIVE=0 says so.
 
 from __future__ import annotations
 
-import os
-from types import ModuleType
+from lowtide._native_loading import load_native
 
-_API = 11
-"""Of the compiled code that goes with this release: what was compiled for another is not used."""
-
-
-def _load() -> ModuleType | None:
-    if os.environ.get("LOWTIDE_NATIVE") == "0":
-        return None
-    try:
-        from lowtide.engine import _native
-    except ImportError:
-        return None
-    return _native if _native.API == _API else None
-
-
-native = _load()
+native = load_native("lowtide.engine._native", 11)

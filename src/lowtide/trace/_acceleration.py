@@ -7,28 +7,14 @@ says so, and under fake tensors.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, TypeVar
 
-_API = 1
-"""Of the compiled code that goes with this release: what was compiled for another is not used."""
+from lowtide._native_loading import load_native
 
 R = TypeVar("R")
 
-
-def _load() -> ModuleType | None:
-    if os.environ.get("LOWTIDE_NATIVE") == "0":
-        return None
-    try:
-        from lowtide.trace import _native
-    except ImportError:
-        return None
-    return _native if _native.API == _API else None
-
-
-native = _load()
+native = load_native("lowtide.trace._native", 1)
 
 
 def records_of(record: type[R], *columns: Sequence[Any]) -> tuple[R, ...]:
