@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -193,3 +195,59 @@ def test_code_that_was_watched_with_another_object(compare, kind):
         return seen
 
     compare(scenario)
+
+
+class _Count(nn.Module):
+    """Writes to a buffer and reads it."""
+
+    def __init__(self, *, norm: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros(()))
+        self.norm = nn.BatchNorm1d(3) if norm else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        return (x if self.norm is None else self.norm(x)) + self.n
+
+
+class _Node:
+    """A region of the same code as those inside it."""
+
+    def __init__(self, region: Any, layer: nn.Module, inside: Sequence[Any] = ()) -> None:
+        self.layer, self.inside, self.run = layer, inside, region(self.body)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x).sin()
+        for node in self.inside:
+            x = node.run(x)
+        return x.sin()
+
+
+def _siblings(region: Any, count: nn.Module) -> _Node:
+    return _Node(region, nn.Identity(), [_Node(region, nn.Identity()), _Node(region, count)])
+
+
+def _deeper(region: Any, count: nn.Module) -> _Node:
+    return _Node(region, nn.Identity(), [_Node(region, nn.Identity()), _Node(region, nn.Identity(), [_Node(region, count)])])
+
+
+def _both(region: Any, count: nn.Module) -> _Node:
+    return _Node(region, count, [_Node(region, nn.Identity()), _Node(region, count), _Node(region, count)])
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("tree", [_siblings, _deeper, _both])
+def test_regions_of_one_code_around_each_other(tree, norm):
+    """The audit of one is not one of its sibling: what that writes to is seen by the audit around both."""
+    torch.manual_seed(0)
+    found = []
+    for region in (lambda fn: fn, lowtide.checkpoint):
+        count = _Count(norm=norm)
+        node, steps = tree(region, count), []
+        for step in range(4):
+            x = torch.linspace(step, 1, 12).view(4, 3).requires_grad_()
+            y = node.run(x)
+            gradients = torch.autograd.grad(y.square().sum(), [x, *count.parameters()])
+            steps += [y.detach(), *gradients, *(buffer.clone() for buffer in count.buffers())]
+        found.append(steps)
+    assert all(map(torch.equal, *found))

@@ -293,6 +293,9 @@ class _Watcher:
             key = private.storage_key(tensor)
             if key in filled:
                 self._script.late.update(index for index, saved in self._pending if saved == key)
+            for call in tower.unwatched:
+                if not call.audited:  # nobody else sees that it writes to it
+                    call.about_to_write(key)
             if key not in self._born and self.before is not None:
                 self.before.about_to_write(tensor, key)
         self._pending.clear()

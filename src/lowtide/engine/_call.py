@@ -24,6 +24,7 @@ from lowtide.engine._guards._attributes import (
     take_attributes,
     take_changed,
 )
+from lowtide.engine._guards._memory import copy_before_write
 from lowtide.engine._guards._modules import Taken, Watch, watch_of
 from lowtide.engine._guards._outside import Read, changed, put_back_outside, put_outside
 from lowtide.engine._guards._random import NUMPY, PYTHON, Random, cpu_moved, put_random, take_random
@@ -44,8 +45,7 @@ if TYPE_CHECKING:
     from lowtide.engine._slot import Slot
 
 
-_CALLED = frozenset({FunctionType, Box})
-_TELLING = frozenset({bool, str, type(None), type, *_CALLED})
+_CALLED, _TELLING = frozenset({FunctionType, Box}), frozenset({bool, str, type(None), type, FunctionType, Box})
 
 
 class NotInitializedError(Exception):
@@ -332,6 +332,11 @@ class Call:
             for watch, there in reversed(undo):  # one may be part of another
                 watch.put_back(there)
             check(region)
+
+    def about_to_write(self, key: int) -> None:
+        """An audit around it sees that a tensor is about to be written to, while it runs: hold those of its modules as they are."""
+        for _, taken in self.watches:
+            copy_before_write(taken[0], taken[1], key)
 
     def learn_written(self) -> None:
         """Something was modified since the forward: if it was the call itself that wrote to it, the next one shows that."""

@@ -33,6 +33,7 @@ from lowtide.engine._profile import Profile
 from lowtide.engine._replay import unpack_in_replay
 from lowtide.engine._steady import NEWS, is_settled
 from lowtide.engine._thread import hooks_work, is_replaying, state
+from lowtide.engine._tower import tower
 from lowtide.engine._transforms import transforms_allowed_in
 from lowtide.engine._tree import ATOMS
 from lowtide.engine._unpack import unpack
@@ -153,6 +154,9 @@ class Region:
         crowded = (profile.torch_random or profile.left < 0) and threading.active_count() > 1
         around = state.since
         state.since = enter_at(frame) if clock.now else 0
+        inside_audit = bool(tower.viewers)
+        if inside_audit:
+            tower.unwatched.append(call)
         try:
             result = self._run_member(frame, call, target, args, kwargs)
         except BaseException:
@@ -161,6 +165,8 @@ class Region:
             raise
         finally:
             state.since = around
+            if inside_audit:
+                tower.unwatched.pop()
         if profile.torch_random and (crowded or threading.active_count() > 1):
             call.random_end = take_cpu()
         call.draws = profile.torch_random or call.audited or moved(call.random)

@@ -10,13 +10,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from lowtide import _torch_compiler as torch_compiler
 from lowtide._torch_private import BareDispatchMode
 from lowtide.engine._sources import is_library
+
+if TYPE_CHECKING:
+    from lowtide.engine._call import Call
 
 
 class Viewer(Protocol):
@@ -75,11 +78,13 @@ class Tower(threading.local):
 
     Attributes:
         viewers: innermost last.
+        unwatched: calls of regions that run inside without an audit of their own; innermost last.
         quiet: above zero, lowtide's own ops run: nobody is told.
     """
 
     def __init__(self) -> None:
         self.viewers: list[Viewer] = []
+        self.unwatched: list[Call] = []
         self.quiet = 0
 
     @contextmanager

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from lowtide.engine._guards._attributes import ABSENT, load_attributes, set_attributes
-from lowtide.engine._guards._memory import put_data, writable_copy
+from lowtide.engine._guards._memory import held_as_taken, put_data, writable_copy
 from lowtide.engine._guards._outside import CONTAINERS
 from lowtide.engine._guards._reading import UNREAD, Settled, same_values, values_of, versions_of
 from lowtide.engine._guards._statistics import Statistics
@@ -273,7 +273,7 @@ class Watch:
         data = [t.detach() for t in tensors if t is not None and t.is_leaf] if wanted[4] else []
         loaded = load_attributes(moved)
         if not same:
-            self._put_tensors(then, there, self.written)
+            self._put_tensors(then, there, held_as_taken(wanted[0], wanted[1], self.written))
         undo = set_attributes(loaded)
         for own, flag in zip(self._moody, wanted[2], strict=True):
             own["training"] = flag
