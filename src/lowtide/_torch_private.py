@@ -264,6 +264,8 @@ CachedMode: Any = torch.utils.checkpoint._CachedTorchDispatchMode
 MODES_RESPECT_HOOKS = hasattr(torch.utils.checkpoint, "_current_user_saved_tensors_hooks")  # from 2.14 on
 
 _GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+CHECKPOINT_GENERATORS: tuple[Any, ...] = tuple(getattr(torch.utils.checkpoint, name, None) for name in _GENERATORS)
+"""As they are before any substitution; ``None`` for one that this release lacks."""
 CHECKPOINT_GENERATOR = next(name for name in _GENERATORS if hasattr(torch.utils.checkpoint, name))
 """What ``checkpoint`` advances before and after the forward of its non-reentrant form; named anew in 2.14."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 
 import pytest
 import torch
@@ -26,8 +27,12 @@ SAID = "could not take region"
 def test_gradients_are_those_of_python_and_the_reason_is_said(kind, policy):
     plain, model = stack(kind), stack(kind)
     lowtide.apply(model, policy)
-    with pytest.warns(UserWarning, match=SAID):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         found = steps(torch.compile(model, backend="aot_eager"), model)
+    # From 2.14 on the compiler draws Python's numbers for a graph as Python does.
+    in_graph = kind is PythonRandom and not torch.__version__.startswith(("2.11", "2.12", "2.13"))
+    assert any(SAID in str(warning.message) for warning in said) is not in_graph
     for one, other in zip(found, steps(plain, plain), strict=True):
         assert torch.equal(one, other)
 

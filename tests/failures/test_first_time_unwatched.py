@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide.engine._call import Call
 from lowtide.errors import InputChangedError, ReplayError
 
 TURNS = 8
@@ -251,3 +252,12 @@ def test_regions_of_one_code_around_each_other(tree, norm):
             steps += [y.detach(), *gradients, *(buffer.clone() for buffer in count.buffers())]
         found.append(steps)
     assert all(map(torch.equal, *found))
+
+
+def test_what_nobody_saw_being_written_is_an_error(monkeypatch):
+    """A buffer was taken as it is, and only then it was learned that calls write to it: there is nothing left to replay from."""
+    monkeypatch.setattr(Call, "about_to_write", lambda call, key: None)
+    node = _siblings(lowtide.checkpoint, _Count())
+    loss = node.run(torch.ones(4, 3, requires_grad=True)).sum()
+    with pytest.raises(InputChangedError, match="'n'"):
+        loss.backward()

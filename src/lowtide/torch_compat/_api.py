@@ -18,8 +18,7 @@ from lowtide.torch_compat._region import Call, ContextFn, forward, run
 
 # Inside torch.compile the compiler chooses what is run again. It knows PyTorch's own function, and of its options only those passed.
 _theirs = torch.utils.checkpoint.checkpoint
-_their_generator: Any = getattr(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", None)
-_their_generator_impl: Any = getattr(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator_impl", None)
+_their_generator_impl, _their_generator = _torch_private.CHECKPOINT_GENERATORS
 _USUAL = (
     *(("use_reentrant", None), ("preserve_rng_state", True), ("context_fn", noop_context_fn)),
     *(("determinism_check", "default"), ("debug", False), ("early_stop", True)),
